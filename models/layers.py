@@ -1,0 +1,59 @@
+"""The small parts every block is built from: parameters with logical axes, RMSNorm, rotary positions.
+
+A parameter is described once, where its module makes it: shape, logical axis names and standard deviation. The axis
+names travel as metadata on the `nnx.Param` and `models.sharding` maps them to a mesh. They are deliberately not flax's
+own sharding metadata, which places arrays eagerly and so needs a mesh in context. All parameters and activations are float32.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+Axes = tuple[str | None, ...]
+
+
+def normal(rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, std: float) -> nnx.Param:
+    """Make a parameter drawn from a normal distribution cut at two standard deviations."""
+    value = jax.random.truncated_normal(rngs.params(), -2.0, 2.0, shape, jnp.float32)
+    return nnx.Param(value * std, axes=axes)
+
+
+def fan_in(size: int) -> float:
+    """Standard deviation that keeps the scale of a sum over `size` inputs."""
+    return 1.0 / math.sqrt(size)
+
+
+class RMSNorm(nnx.Module):
+    """Scale the last axis to unit root mean square, then by a learned weight."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        self.scale = nnx.Param(jnp.ones((size,), jnp.float32), axes=("norm",))
+        self.eps = eps
+
+    def __call__(self, x: Float[Array, "*batch size"]) -> Float[Array, "*batch size"]:
+        mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+        scale = jnp.expand_dims(self.scale[...], tuple(range(x.ndim - 1)))
+        return x * jax.lax.rsqrt(mean_square + self.eps) * scale
+
+
+def rotary_angles(
+    positions: Int[Array, "rows seq"], head_dim: int, theta: float
+) -> tuple[Float[Array, "rows seq 1 half"], Float[Array, "rows seq 1 half"]]:
+    """Return cosine and sine of position / theta^(2i / head_dim), with a unit axis for the heads."""
+    exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
+    frequencies = jnp.float32(theta) ** -exponents
+    angles = positions.astype(jnp.float32)[:, :, None, None] * frequencies[None, None, None, :]
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(
+    x: Float[Array, "rows seq heads head_dim"],
+    cos: Float[Array, "rows seq 1 half"],
+    sin: Float[Array, "rows seq 1 half"],
+) -> Float[Array, "rows seq heads head_dim"]:
+    """Rotate pairs (i, i + head_dim / 2): the half-split order of Hugging Face Llama and Qwen."""
+    first, second = jnp.split(x, 2, axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

@@ -1,0 +1,250 @@
+"""Mixture-of-experts feed-forward: router, dispatch by sorting, grouped matrix products, combine.
+
+Dropless at any load: every routed token is computed by each of its experts, whatever the balance. Router probabilities
+are a float32 softmax over all experts, and the chosen ones are renormalised to sum to one (Qwen3-MoE `norm_topk_prob`).
+Balance losses and accelerator kernels are not here.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+
+from models.config import TransformerConfig
+from models.layers import fan_in, normal
+from models.sharding import ROW_AXES, split_rows, sum_over
+
+
+def block_rows(rows: int, experts: int) -> int:
+    """Rows of one block of the grouped product: a power of two, an eighth of an expert's fair share or less."""
+    share = max(rows // (8 * experts), 1)
+    return min(max(1 << (share.bit_length() - 1), 8), 256)
+
+
+def _blocks(group_sizes: Array, block: int) -> tuple[Array, Array, Array]:
+    """Return, per expert, the end of its rows and of its blocks, and the number of blocks in all.
+
+    Groups of 3, 0 and 5 rows in blocks of 4 (each block starts inside its own group):
+
+        rows    0 1 2 | 3 4 5 6 7        block 0 = rows 0..3 of expert 0, whose row 3 is not its own
+        blocks  0     | 1       2        block 1 = rows 3..6 and block 2 = rows 7..10 of expert 2
+    """
+    row_ends = jnp.cumsum(group_sizes)
+    block_ends = jnp.cumsum((group_sizes + block - 1) // block)
+    return row_ends, block_ends, block_ends[-1]
+
+
+def _locate(index: Array, group_sizes: Array, row_ends: Array, block_ends: Array, block: int):
+    """Return the expert of a block, its first row, and the end of the expert's rows."""
+    expert = jnp.sum(block_ends <= index)
+    skipped = jnp.where(expert > 0, block_ends[jnp.maximum(expert - 1, 0)], 0)
+    end = row_ends[expert]
+    return expert, end - group_sizes[expert] + (index - skipped) * block, end
+
+
+def _product(x: Array, w: Array, group_sizes: Array, contract: int) -> Array:
+    """Multiply each group of rows by its expert's matrix, contracting axis `contract` of that matrix.
+
+    Blocks run in row order, so the rows a block computes beyond its group are overwritten by the block of the next
+    group, which starts exactly there; no mask and no padded copy of the input is needed.
+    """
+    rows, out = x.shape[0], w.shape[2 - contract]
+    block = block_rows(rows, w.shape[0])
+    row_ends, block_ends, num_blocks = _blocks(group_sizes, block)
+    padded = jnp.pad(x, ((0, block), (0, 0)))
+
+    def step(index: Array, result: Array) -> Array:
+        expert, start, _ = _locate(index, group_sizes, row_ends, block_ends, block)
+        tile = jax.lax.dynamic_slice_in_dim(padded, start, block)
+        matrix = jax.lax.dynamic_index_in_dim(w, expert, keepdims=False)
+        product = jax.lax.dot_general(tile, matrix, (((1,), (contract,)), ((), ())))
+        return jax.lax.dynamic_update_slice_in_dim(result, product, start, 0)
+
+    result = jnp.zeros((rows + block, out), x.dtype)
+    result = jax.lax.fori_loop(0, num_blocks, step, result)
+    tail = jnp.zeros((block, out), x.dtype)
+    return jax.lax.dynamic_update_slice_in_dim(result, tail, row_ends[-1], 0)[:rows]
+
+
+@jax.custom_vjp
+def grouped_matmul(
+    x: Float[Array, "tokens in"],
+    w: Float[Array, "experts in out"],
+    group_sizes: Int[Array, " experts"],
+) -> Float[Array, "tokens out"]:
+    """Multiply consecutive groups of rows of `x` each by its own matrix.
+
+    `group_sizes` may sum to fewer than `tokens`: rows past the sum give zeros and get no gradient.
+    """
+    return _product(x, w, group_sizes, contract=0)
+
+
+def _grouped_matmul_forward(x: Array, w: Array, group_sizes: Array):
+    return grouped_matmul(x, w, group_sizes), (x, w, group_sizes)
+
+
+def _grouped_matmul_backward(residuals: tuple[Array, Array, Array], grad: Array):
+    x, w, group_sizes = residuals
+    return _product(grad, w, group_sizes, contract=1), _outer(x, grad, group_sizes), None
+
+
+def _outer(x: Array, grad: Array, group_sizes: Array) -> Array:
+    """Sum x^T grad over the rows of each group."""
+    experts = group_sizes.shape[0]
+    block = block_rows(x.shape[0], experts)
+    row_ends, block_ends, num_blocks = _blocks(group_sizes, block)
+    x, grad = jnp.pad(x, ((0, block), (0, 0))), jnp.pad(grad, ((0, block), (0, 0)))
+
+    def step(index: Array, total: Array) -> Array:
+        expert, start, end = _locate(index, group_sizes, row_ends, block_ends, block)
+        own = (start + jnp.arange(block) < end)[:, None]
+        tile = jnp.where(own, jax.lax.dynamic_slice_in_dim(x, start, block), 0.0)
+        grad_tile = jax.lax.dynamic_slice_in_dim(grad, start, block)
+        product = jax.lax.dot_general(tile, grad_tile, (((0,), (0,)), ((), ())))
+        product += jax.lax.dynamic_index_in_dim(total, expert, keepdims=False)
+        return jax.lax.dynamic_update_index_in_dim(total, product, expert, 0)
+
+    total = jnp.zeros((experts, x.shape[1], grad.shape[1]), x.dtype)
+    return jax.lax.fori_loop(0, num_blocks, step, total)
+
+
+grouped_matmul.defvjp(_grouped_matmul_forward, _grouped_matmul_backward)
+
+
+@jax.custom_vjp
+def permute_rows(
+    x: Float[Array, "rows size"], order: Int[Array, " rows"], inverse: Int[Array, " rows"]
+) -> Float[Array, "rows size"]:
+    """Return x[order]; the gradient is a gather by `inverse`, where autodiff would scatter row by row."""
+    return x[order]
+
+
+def _permute_forward(x: Array, order: Array, inverse: Array):
+    return x[order], inverse
+
+
+def _permute_backward(inverse: Array, grad: Array):
+    return grad[inverse], None, None
+
+
+permute_rows.defvjp(_permute_forward, _permute_backward)
+
+
+def route(
+    x: Float[Array, "tokens embed"], router: Float[Array, "embed experts"], experts_per_token: int
+) -> tuple[Int[Array, "tokens chosen"], Float[Array, "tokens chosen"]]:
+    """Return the experts of each token, best first, and their weights, which sum to one."""
+    scores = jnp.dot(x, router, precision=jax.lax.Precision.HIGHEST)
+    probs = jax.nn.softmax(scores.astype(jnp.float32), axis=-1)
+    _, chosen = jax.lax.top_k(jax.lax.stop_gradient(probs), experts_per_token)
+    # Picked by comparison: the gradient of a gather would be a scatter.
+    picked = chosen[:, :, None] == jnp.arange(router.shape[1])[None, None, :]
+    weights = jnp.sum(jnp.where(picked, probs[:, None, :], 0.0), axis=-1)
+    return chosen, weights / jnp.sum(weights, axis=-1, keepdims=True)
+
+
+class MoE(nnx.Module):
+    """SwiGLU experts behind a top-k router; a single expert is a plain dense layer without a router."""
+
+    def __init__(self, config: TransformerConfig, rngs: nnx.Rngs) -> None:
+        experts, embed, mlp = config.num_experts, config.embed, config.mlp
+        self.experts_per_token = config.experts_per_token
+        self.router = (
+            normal(rngs, (embed, experts), ("embed", "router"), fan_in(embed))
+            if experts > 1
+            else None
+        )
+        # Gate and up stand side by side on an axis of their own: one product, and `mlp` can still be sharded.
+        self.gate_up = normal(
+            rngs, (experts, embed, 2, mlp), ("expert", "embed", None, "mlp"), fan_in(embed)
+        )
+        out_std = fan_in(mlp) / (2 * config.num_layers) ** 0.5
+        self.down = normal(rngs, (experts, mlp, embed), ("expert", "mlp", "embed"), out_std)
+
+    def __call__(
+        self,
+        x: Float[Array, "rows seq embed"],
+        live: Bool[Array, "rows seq"],
+        mesh: Mesh | None = None,
+    ) -> tuple[Float[Array, "rows seq embed"], Float[Array, " experts"]]:
+        """Return the output and how many live tokens each expert received; tokens not live give zeros.
+
+        With a mesh, each device routes its own rows through its slice of every expert's `mlp`.
+        """
+        router = None if self.router is None else self.router[...]
+
+        def local(x: Array, live: Array, router: Array | None, gate_up: Array, down: Array):
+            flat, live = x.reshape(-1, x.shape[-1]), live.reshape(-1)
+            if router is None:
+                output, load = _dense(flat, live, gate_up, down)
+            else:
+                output, load = _routed(flat, live, router, gate_up, down, self.experts_per_token)
+            output = sum_over(mesh, output, "tensor")
+            return output.reshape(x.shape), sum_over(mesh, load, ROW_AXES)
+
+        inputs = (
+            PartitionSpec(ROW_AXES),
+            PartitionSpec(ROW_AXES),
+            None if router is None else PartitionSpec(),
+            PartitionSpec(None, None, None, "tensor"),
+            PartitionSpec(None, "tensor"),
+        )
+        outputs = (PartitionSpec(ROW_AXES), PartitionSpec())
+        split = split_rows(mesh, local, inputs, outputs)
+        return split(x, live, router, self.gate_up[...], self.down[...])
+
+
+def _dense(x: Array, live: Array, gate_up: Array, down: Array) -> tuple[Array, Array]:
+    """Apply the only expert to every token."""
+    hidden = _swiglu(x @ gate_up[0].reshape(x.shape[1], -1))
+    return jnp.where(live[:, None], hidden @ down[0], 0.0), jnp.sum(live, dtype=jnp.float32)[None]
+
+
+def _routed(
+    x: Array, live: Array, router: Array, gate_up: Array, down: Array, experts_per_token: int
+) -> tuple[Array, Array]:
+    """Sort the tokens by expert, apply the experts, and add up what each token's experts returned."""
+    num_tokens, embed = x.shape
+    experts = gate_up.shape[0]
+    with jax.named_scope("moe_route"):
+        chosen, weights = route(x, router, experts_per_token)
+    with jax.named_scope("moe_dispatch"):
+        # Padding is sorted behind the last group, which grouped_matmul does not compute.
+        chosen = jnp.where(live[:, None], chosen, experts).reshape(-1)
+        order, inverse = sort_by_expert(chosen, experts)
+        group_sizes = jnp.sum(
+            chosen[:, None] == jnp.arange(experts)[None, :], axis=0, dtype=jnp.int32
+        )
+        copies = jnp.repeat(x, experts_per_token, axis=0)
+        grouped = permute_rows(copies, order, inverse)
+    with jax.named_scope("moe_experts"):
+        hidden = grouped_matmul(grouped, gate_up.reshape(experts, embed, -1), group_sizes)
+        output = grouped_matmul(_swiglu(hidden), down, group_sizes)
+    with jax.named_scope("moe_combine"):
+        output = permute_rows(output, inverse, order).reshape(num_tokens, -1, embed)
+        output = jnp.sum(output * weights[:, :, None], axis=1)
+    return output, group_sizes.astype(jnp.float32)
+
+
+def sort_by_expert(
+    chosen: Int[Array, " rows"], experts: int
+) -> tuple[Int[Array, " rows"], Int[Array, " rows"]]:
+    """Return the stable order of the rows by expert (`experts` itself last), and its inverse.
+
+    Counting, where a comparison sort would take longer than the router: a row's place is the start of its expert plus
+    the rows of that expert before it.
+    """
+    one_hot = chosen[:, None] == jnp.arange(experts + 1)[None, :]
+    counts = jnp.cumsum(one_hot, axis=0, dtype=jnp.int32)
+    starts = jnp.cumsum(counts[-1]) - counts[-1]
+    inverse = jnp.sum(jnp.where(one_hot, counts + starts[None, :] - 1, 0), axis=1, dtype=jnp.int32)
+    rows = jnp.arange(chosen.shape[0], dtype=jnp.int32)
+    order = jnp.zeros_like(rows).at[inverse].set(rows, unique_indices=True)
+    return order, inverse
+
+
+def _swiglu(gate_up: Array) -> Array:
+    """Return silu(gate) * up, from the two stored side by side."""
+    gate, up = jnp.split(gate_up, 2, axis=-1)
+    return jax.nn.silu(gate) * up

@@ -1,0 +1,137 @@
+"""Where parameters and data live: one table from logical axes to the mesh axes `data fsdp expert tensor`.
+
+Axes are Auto: the compiler propagates the shardings given here, and gathers `fsdp` and `expert` shards of a weight for
+its use. Rows of a batch are split over `data`, `fsdp` and `expert` together; only `tensor` splits the work on one row.
+Sending tokens to the shard of their expert, and moving weights between meshes, are not here.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from models.config import TransformerConfig
+from models.errors import ModelError
+from models.layers import Axes
+
+MESH_AXES = ("data", "fsdp", "expert", "tensor")
+ROW_AXES = ("data", "fsdp", "expert")  # mesh axes that split the rows of a batch
+
+RULES: dict[str, str | None] = {  # logical axis of a parameter -> mesh axis
+    "vocab": "tensor",
+    "embed": "fsdp",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "head_dim": None,
+    "expert": "expert",
+    "mlp": "tensor",
+    "router": None,
+    "norm": None,
+}
+
+FIELDS = {  # logical axis -> the config field that sets its size
+    "vocab": "vocab_size",
+    "embed": "embed",
+    "heads": "num_heads",
+    "kv_heads": "num_kv_heads",
+    "expert": "num_experts",
+    "mlp": "mlp",
+}
+
+
+def build_mesh(
+    data: int, fsdp: int, expert: int, tensor: int, devices: Sequence[jax.Device] | None = None
+) -> Mesh:
+    """Arrange all devices (or those given) in a mesh; -1 on one axis takes what the others leave."""
+    devices = jax.devices() if devices is None else list(devices)
+    sizes = dict(zip(MESH_AXES, (data, fsdp, expert, tensor), strict=True))
+    for axis, size in sizes.items():
+        if size != -1 and size < 1:
+            raise ModelError(
+                f"mesh.{axis}={size} must be at least 1, or -1 for the remaining devices"
+            )
+    free = [axis for axis, size in sizes.items() if size == -1]
+    if len(free) > 1:
+        raise ModelError(
+            f"mesh axes {free} are all -1; only one axis can take the remaining devices"
+        )
+    fixed = math.prod(size for size in sizes.values() if size != -1)
+    named = ", ".join(f"mesh.{axis}={size}" for axis, size in sizes.items() if size != -1)
+    if len(devices) % fixed:
+        raise ModelError(
+            f"{named} multiply to {fixed}, which does not divide the {len(devices)} devices; "
+            f"use sizes whose product is one of {_divisors(len(devices))}"
+        )
+    if free:
+        sizes[free[0]] = len(devices) // fixed
+    elif fixed != len(devices):
+        raise ModelError(
+            f"{named} multiply to {fixed}, but there are {len(devices)} devices; set one axis to -1, "
+            f"for example mesh.fsdp={len(devices) // (fixed // sizes['fsdp'])}"
+        )
+    types = (AxisType.Auto,) * len(MESH_AXES)
+    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=types, devices=devices)
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def split_rows(mesh: Mesh | None, function: Callable, inputs: Any, outputs: Any) -> Callable:
+    """Run `function` on each device's own rows; with no mesh, or one device, return it unchanged.
+
+    Loops over rows and over sorted tokens need this: partitioned by the compiler, they would gather every row first.
+    Gradients of inputs that a spec replicates are summed over the devices.
+    """
+    if mesh is None or mesh.size == 1:
+        return function
+    return jax.shard_map(function, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
+
+
+def keep_rows(mesh: Mesh | None, x: jax.Array) -> jax.Array:
+    """Hold activations to the sharding of the rows, so that weights are gathered and not rows."""
+    return x if mesh is None else jax.lax.with_sharding_constraint(x, data_sharding(mesh))
+
+
+def sum_over(mesh: Mesh | None, x: jax.Array, axes: str | tuple[str, ...]) -> jax.Array:
+    """Add the parts of `x` that the devices along `axes` hold, inside `split_rows`."""
+    return x if mesh is None or mesh.size == 1 else jax.lax.psum(x, axes)
+
+
+def partition(axes: Axes) -> PartitionSpec:
+    """Map the logical axes of one parameter through RULES."""
+    return PartitionSpec(*(None if axis is None else RULES[axis] for axis in axes))
+
+
+def param_shardings(config: TransformerConfig, mesh: Mesh) -> nnx.State:
+    """Return the sharding of every parameter, in the layout of `Params`."""
+    from models.transformer import (
+        abstract_params,
+    )  # here, because the transformer needs this module
+
+    for axis, field in FIELDS.items():
+        mesh_axis, size = RULES[axis], getattr(config, field)
+        if mesh_axis is not None and size % mesh.shape[mesh_axis]:
+            raise ModelError(
+                f"model.{field}={size} does not divide over mesh.{mesh_axis}={mesh.shape[mesh_axis]}; "
+                f"set mesh.{mesh_axis} to one of {_divisors(size)}, or model.{field} to a multiple"
+            )
+
+    def place(param: nnx.Variable) -> nnx.Variable:
+        return param.replace(NamedSharding(mesh, partition(param.get_metadata("axes"))))
+
+    is_param = lambda node: isinstance(node, nnx.Variable)  # noqa: E731
+    return jax.tree.map(place, abstract_params(config), is_leaf=is_param)
+
+
+def data_sharding(mesh: Mesh) -> NamedSharding:
+    """Split the leading axis of a batch over all devices but those that share a row."""
+    return NamedSharding(mesh, PartitionSpec(ROW_AXES))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Keep a whole copy on every device."""
+    return NamedSharding(mesh, PartitionSpec())

@@ -1,0 +1,137 @@
+"""Save and load parameters as safetensors: flat dotted names, one tensor per parameter and layer, beside a config.json.
+
+Files are written under a temporary name and renamed, the config last, so a folder never holds half a file. Nothing is
+pickled. Hugging Face checkpoints, sharded files and optimizer state are not here.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from models.config import TransformerConfig
+from models.errors import ModelError
+from models.sharding import param_shardings
+from models.transformer import Params, abstract_params
+
+WEIGHTS_FILE = "model.safetensors"
+CONFIG_FILE = "config.json"
+
+
+def named_leaves(params: Params) -> Iterator[tuple[str, jax.Array]]:
+    """Yield each parameter with its dotted name, such as `blocks.0.moe.down`."""
+    for path, leaf in nnx.to_flat_state(params):
+        yield ".".join(str(part) for part in path), leaf.get_value()
+
+
+def save_weights(
+    folder: str | Path, config: TransformerConfig, params: Params, dtype: str = "bfloat16"
+) -> None:
+    """Write parameters, rounded to `dtype`, and the config."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        name: np.ascontiguousarray(np.asarray(jax.device_get(leaf)).astype(jnp.dtype(dtype)))
+        for name, leaf in named_leaves(params)
+    }
+    text = json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+    _replace(folder / WEIGHTS_FILE, lambda path: save_file(tensors, path))
+    _replace(folder / CONFIG_FILE, lambda path: path.write_text(text))
+
+
+def _replace(path: Path, write: Callable[[Path], object]) -> None:
+    """Write beside `path`, flush to disk, then rename over it."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        write(temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_weights(folder: str | Path, config: TransformerConfig, mesh: Mesh | None = None) -> Params:
+    """Read float32 parameters, each onto its devices when a mesh is given."""
+    folder = Path(folder)
+    _check_config(folder, config)
+    path = folder / WEIGHTS_FILE
+    if not path.is_file():
+        raise ModelError(f"{path} does not exist; point to a folder written by save_weights")
+    params = abstract_params(config)
+    expected = {name: leaf.shape for name, leaf in named_leaves(params)}
+    try:
+        with safe_open(path, framework="numpy") as file:
+            _check_names(folder, expected.keys(), set(file.keys()))
+            arrays = {name: _read(file, folder, name, shape) for name, shape in expected.items()}
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"{path} is not a readable safetensors file ({error}); write or copy it again"
+        ) from error
+    values = [arrays[name] for name in expected]
+    treedef = jax.tree.structure(params)
+    if mesh is None:
+        return jax.tree.unflatten(treedef, [jnp.asarray(value) for value in values])
+    placed = [
+        jax.make_array_from_callback(value.shape, sharding, value.__getitem__)
+        for value, sharding in zip(
+            values, jax.tree.leaves(param_shardings(config, mesh)), strict=True
+        )
+    ]
+    return jax.tree.unflatten(treedef, placed)
+
+
+def _read(file, folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return one tensor as float32 after checking its shape and values."""
+    tensor = file.get_tensor(name)
+    if tensor.shape != shape:
+        raise ModelError(
+            f"tensor {name} in {folder} has shape {tensor.shape}, but the config asks for {shape}; "
+            "use the config the weights were saved with"
+        )
+    tensor = tensor.astype(np.float32)
+    if not np.isfinite(tensor).all():
+        raise ModelError(
+            f"tensor {name} in {folder} holds NaN or infinity; use an earlier copy of the weights"
+        )
+    return tensor
+
+
+def _check_config(folder: Path, config: TransformerConfig) -> None:
+    path = folder / CONFIG_FILE
+    try:
+        saved = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"{path} cannot be read ({error}); point to a folder written by save_weights"
+        ) from error
+    asked = dataclasses.asdict(config)
+    if saved != asked:
+        names = sorted(asked.keys() | (saved.keys() if isinstance(saved, dict) else set()))
+        saved = saved if isinstance(saved, dict) else {}
+        differing = ", ".join(
+            f"model.{name}={asked.get(name, 'unknown field')} (saved with {saved.get(name, 'no value')})"
+            for name in names
+            if saved.get(name) != asked.get(name)
+        )
+        raise ModelError(
+            f"the weights in {folder} are of another model: {differing}; set the fields as saved"
+        )
+
+
+def _check_names(folder: Path, expected, found: set[str]) -> None:
+    missing, extra = sorted(expected - found), sorted(found - expected)
+    if missing or extra:
+        raise ModelError(
+            f"tensors in {folder} do not match the config: missing {missing or 'none'}, "
+            f"unexpected {extra or 'none'}; use the config the weights were saved with"
+        )

@@ -1,0 +1,255 @@
+"""The glossary: every value that passes between the modules of the loop. NumPy only.
+
+Dimension words used in shape annotations of this project:
+`batch seq turns group layers heads kv_heads head_dim embed mlp experts vocab slots context`.
+
+A **step** is one optimiser update; a **cycle** is the steps between two designer generations; an **episode** is one play
+from reset to end; a **group** is the trajectories compared with one another.
+"""
+
+import dataclasses
+import enum
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+
+class Role(enum.StrEnum):
+    """Who is speaking. Both roles are the same weights."""
+
+    DESIGNER = "designer"
+    AGENT = "agent"
+
+
+class Arm(enum.StrEnum):
+    """Whether the agent saw the designer's privileged hint."""
+
+    HINTED = "hinted"
+    UNHINTED = "unhinted"
+
+
+class Outcome(enum.StrEnum):
+    """Why an episode ended (design decision 6)."""
+
+    FINISHED = "finished"  # the environment said terminated
+    ENV_TRUNCATED = "env_truncated"  # the environment said truncated
+    TURN_LIMIT = "turn_limit"  # our cap on turns
+    TOKEN_LIMIT = "token_limit"  # a completion or the context ran out of tokens
+    ENV_ERROR = "env_error"  # the program raised
+    TIMEOUT = "timeout"  # the program missed its deadline and was killed
+    PROTOCOL = "protocol"  # the worker's bytes were not a valid frame
+    SCHEMA = "schema"  # a valid frame whose content breaks the contract
+    WORKER_DIED = "worker_died"  # the process ended by itself
+    INFRASTRUCTURE = "infrastructure"  # our side failed: never a reward
+    SAMPLER_ERROR = "sampler_error"  # generation failed: never a reward
+
+    @property
+    def void(self) -> bool:
+        """Whether an episode that ended so carries no return, for the regret or for the loss."""
+        return self not in _SCORED
+
+
+_SCORED = frozenset({Outcome.FINISHED, Outcome.ENV_TRUNCATED, Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT})
+
+
+@dataclass(frozen=True)
+class Document:
+    """One grounding text. `document_id` is stable across runs on the same corpus."""
+
+    document_id: str
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The token record of one designer completion or of one episode; never re-tokenised (design decision 1).
+
+    tokens:       [prompt ......][completion 0][observation 1 ..][completion 1] ...
+    loss_mask:     0 0 0 0 0 0 0  1 1 1 1 1 1 1 0 0 0 0 0 0 0 0 0 1 1 1 1 1 1 1
+    turn_index:    0 ...................... 0   1 ........................... 1
+    """
+
+    tokens: Int[np.ndarray, " seq"]  # int32
+    loss_mask: Bool[np.ndarray, " seq"]  # sampled by the policy
+    sampler_logprobs: Float[np.ndarray, " seq"]  # float32, meaningful where loss_mask
+    turn_index: Int[np.ndarray, " seq"]  # int16
+    policy_version: int  # optimiser steps behind the weights that sampled it
+    temperature: float  # the sampling temperature the log-probabilities belong to
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One exchange: what the environment showed, what the model wrote, what was done."""
+
+    observation: str
+    completion: str
+    action: str | None  # None when no action could be parsed
+    reward: float | None  # None when the action was not stepped
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One play. `episode_return` in [-1, 1], None exactly when the outcome is void."""
+
+    episode_id: str
+    environment_id: str
+    arm: Arm
+    seed: int
+    play_index: int
+    outcome: Outcome
+    episode_return: float | None
+    turns: tuple[Turn, ...]
+    trajectory: Trajectory | None  # None when nothing was sampled
+    step: int
+    detail: str = ""
+
+    @property
+    def win(self) -> bool:
+        """Terminated with return >= 1 - 1e-6 (design decision 8)."""
+        return self.outcome is Outcome.FINISHED and (self.episode_return or 0.0) >= 1 - 1e-6
+
+
+@dataclass(frozen=True)
+class EnvironmentSource:
+    """A program the designer wrote, and what it was asked for."""
+
+    program: str
+    skill: str
+    difficulty: str
+    document_id: str
+
+    @property
+    def environment_id(self) -> str:
+        """Content hash of the program: the same program is the same environment, in any run."""
+        return hashlib.sha256(self.program.encode()).hexdigest()[:12]
+
+
+class Measures(TypedDict, total=False):
+    """What admission measured; a key is absent when its gate was not reached."""
+
+    num_solution_seeds: int
+    constant_win_frac: float
+    random_win_frac: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of admission. `gate` names the first gate that refused, or is empty when admitted."""
+
+    admitted: bool
+    gate: str = ""
+    reason: str = ""
+    measures: Measures = field(default_factory=Measures)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An admitted program with its hint. `num_turns` is the longest reference solution seen at admission."""
+
+    source: EnvironmentSource
+    hint: str
+    cycle: int
+    design_id: str
+    verdict: Verdict
+
+    @property
+    def environment_id(self) -> str:
+        return self.source.environment_id
+
+
+@dataclass(frozen=True)
+class Design:
+    """One attempt of the designer, admitted or not: every attempt is a training sample."""
+
+    design_id: str
+    cycle: int
+    skill: str
+    difficulty: str
+    document_id: str
+    completion: str
+    trajectory: Trajectory
+    verdict: Verdict
+    source: EnvironmentSource | None  # None when no program could be parsed
+    hint: str | None = None
+    hint_completion: str | None = None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Trajectories of one role that are compared with one another, with what each is worth.
+
+    `weights` multiply a trajectory's loss (explicit role weight instead of a hidden scale).
+    """
+
+    role: Role
+    key: str
+    trajectories: tuple[Trajectory, ...]
+    rewards: Float[np.ndarray, " group"]
+    advantages: Float[np.ndarray, " group"]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a well-behaved environment answers to `reset` (reward 0, both flags false) or `step`."""
+
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What a request to an environment ended in instead of a reply: data, not an exception."""
+
+    outcome: Outcome
+    detail: str
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to sample one completion. Temperature 0 is greedy; log-probabilities are under the tempered distribution."""
+
+    temperature: float
+    max_tokens: int
+    stop_ids: tuple[int, ...]
+
+
+class Stop(enum.StrEnum):
+    """Why a completion ended."""
+
+    STOP_ID = "stop_id"
+    MAX_TOKENS = "max_tokens"
+    CONTEXT = "context"
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What the engine sampled, stop token included: token ids and the log-probability of each."""
+
+    tokens: Int[np.ndarray, " seq"]
+    logprobs: Float[np.ndarray, " seq"]
+    stop: Stop
+    policy_version: int
+
+
+def to_json(value: Any) -> Any:
+    """Turn dataclasses, arrays and enums into what `json` writes; floats keep every bit through `repr`."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, dict):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [to_json(item) for item in value]
+    return value
