@@ -1,0 +1,9 @@
+"""Environments: generated programs run in confined worker processes, never in the trainer's.
+
+    trainer (`pool.Pool`) -> supervisor -> zygotes -> a worker per program -> several instances
+
+Reading order: `api` (what a program must be and what its replies may hold), `pool` (the interface
+of the trainer), `admit` (which programs are played at all), then the process side, standard library
+only: `wire`, `limits`, `supervisor`, `zygote`, `worker`. The process side imports this package too,
+so nothing is imported here.
+"""

@@ -1,0 +1,142 @@
+"""What a worker may use, and how processes are started and confined. Standard library only, Linux
+only.
+
+`confine` is the one place where a forked worker gives its rights away, in the order that matters:
+descriptors, death with the parent, no dumps, empty surroundings, resource limits, no new
+privileges. It does not filter system calls or files and does not change the user: a program can
+still read what the user can read and open sockets. Under root the process limit is not enforced by
+the kernel; what a program forks is then killed with its worker.
+"""
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections.abc import Container
+from dataclasses import dataclass
+from pathlib import Path
+
+# What a program may import. The zygote imports it once: workers get it for the price of a fork.
+ALLOWED_IMPORTS = (
+    "__future__", "abc", "array", "bisect", "cmath", "collections", "contextlib", "copy",
+    "dataclasses", "datetime", "decimal", "difflib", "enum", "fractions", "functools", "hashlib",
+    "heapq", "itertools", "json", "math", "numbers", "numpy", "operator", "random", "re",
+    "statistics", "string", "textwrap", "types", "typing", "unicodedata",
+)  # fmt: skip
+
+# Nothing of the user's environment reaches a worker. Hashes are fixed because set order must not
+# change a transcript; one BLAS thread because a zygote must have no other thread when it forks.
+ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "LANG": "C.UTF-8",
+}
+
+CHANNEL = 3  # descriptor of a worker's only connection
+_CPU_S = 600  # processor seconds of one worker's life: stops a thread that spins between requests
+_OPEN_FILES = 64
+_ROOT = str(Path(__file__).resolve().parents[2])
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from {} import main; del sys.path[0]; main()"
+)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits on generated programs; the fields of `config.EnvsConfig` that the pool needs."""
+
+    load_s: float = 2.0  # deadline for loading a program
+    reset_s: float = 2.0  # deadline for construction and reset, and for solution
+    step_s: float = 1.0  # deadline for one step
+    memory_bytes: int = 256 * 2**20  # address space a worker may add to its zygote's
+    max_workers: int = 16  # worker processes alive at once
+    instances_per_worker: int = 32  # episodes one worker holds
+
+
+def command(module: str, *arguments: object) -> list[str]:
+    """Command line that runs `module.main()` in a fresh interpreter, wherever this package is
+    imported from.
+
+    Not `-I`: it would ignore PYTHONHASHSEED.
+    """
+    return [sys.executable, "-s", "-P", "-c", _BOOT.format(module), _ROOT, *map(str, arguments)]
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, however it ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the call
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of all descendants whose own parent ends, so that none escapes `sweep`."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def sweep(keep: Container[int] = ()) -> None:
+    """Kill and reap every child that is not in `keep`, and whatever these leave behind in turn."""
+    while strays := [pid for pid in _children() if pid not in keep]:
+        for pid in strays:
+            os.kill(pid, signal.SIGKILL)
+        for pid in strays:
+            os.waitpid(pid, 0)
+
+
+def address_space() -> int:
+    """Bytes of address space this process has mapped."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def confine(channel: int, parent: int, max_address_space: int) -> None:
+    """Give up, in a new worker, all that a program must not have. `channel` becomes `CHANNEL`."""
+    _keep_only(channel)
+    os.setsid()
+    die_with_parent(parent)
+    with contextlib.suppress(OSError):  # a favour to the trainer, not a wall
+        Path("/proc/self/oom_score_adj").write_text("1000")  # not writable once dumps are off
+    _prctl(_PR_SET_DUMPABLE, 0)
+    os.chdir("/")
+    for limit, value in (
+        (resource.RLIMIT_AS, max_address_space),
+        (resource.RLIMIT_CPU, _CPU_S),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_NOFILE, _OPEN_FILES),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NPROC, 0),
+    ):
+        _lower(limit, value)
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def _keep_only(channel: int) -> None:
+    if channel != CHANNEL:  # dup3 refuses equal descriptors
+        os.dup2(channel, CHANNEL, inheritable=False)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    os.closerange(CHANNEL + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+
+
+def _lower(limit: int, value: int) -> None:
+    hard = resource.getrlimit(limit)[1]
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    resource.setrlimit(limit, (value, value))
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0):
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}, {value}): {os.strerror(error)}")
+
+
+def _children() -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]

@@ -1,0 +1,90 @@
+"""The designer's memory: what earlier environments were and how they taught. First in, first out.
+
+A record is shown as one line: class name, the words it was built on, win rate and regret. Novelty measures and whole-program
+records are deliberately not here yet.
+"""
+
+import ast
+import dataclasses
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spade_jax.config import MemoryConfig
+
+MAX_WORDS_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Record:
+    """One earlier environment. `regret` is None when no pair of plays was left to measure it."""
+
+    environment_id: str
+    skill: str
+    summary: str
+    win_rate: float
+    regret: float | None
+    cycle: int
+
+
+def summary(program: str) -> str:
+    """Class name and the first words a program is built on, such as "DialEnv of cheby, ripple".
+
+    Raises:
+        SyntaxError: the program does not parse (admitted programs do).
+    """
+    tree = ast.parse(program)
+    names = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name.endswith("Env")]
+    words = [
+        element.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.List | ast.Tuple)
+        for element in node.elts
+        if isinstance(element, ast.Constant) and isinstance(element.value, str) and element.value.isalpha()
+    ]
+    shown = list(dict.fromkeys(words))[:MAX_WORDS_SHOWN]
+    return (names[-1] if names else "Env") + (" of " + ", ".join(shown) if shown else "")
+
+
+def render(record: Record, learnable: bool) -> str:
+    """One line for the designer's prompt."""
+    if not learnable:
+        return f"{record.summary} was too {'easy' if record.win_rate > 0.5 else 'hard'}"
+    regret = "unknown" if record.regret is None else f"{record.regret:.2f}"
+    return f"{record.summary} won {record.win_rate:.2f}, regret {regret}"
+
+
+class Memory:
+    """Bounded list of records, oldest out first, with seeded retrieval."""
+
+    def __init__(self, config: MemoryConfig, records: Sequence[Record] = ()) -> None:
+        self.config = config
+        self.records = list(records)
+
+    def add(self, record: Record) -> None:
+        """Append, replacing an older record of the same environment."""
+        kept = [old for old in self.records if old.environment_id != record.environment_id]
+        self.records = [*kept, record][-self.config.size :] if self.config.size else []
+
+    def draw(self, skill: str, rng: random.Random) -> list[str]:
+        """Rendered records for one design: learnable ones of the skill by regret, then others to avoid.
+
+        From the best max(3n, 10) learnable records n are drawn, as in the reference (section 7).
+        """
+        same = [record for record in self.records if record.skill == skill]
+        low, high = self.config.win_low, self.config.win_high
+        learnable = [record for record in same if low <= record.win_rate <= high]
+        others = [record for record in same if not low <= record.win_rate <= high]
+        best = sorted(learnable, key=lambda r: -(r.regret if r.regret is not None else -1.0))
+        best = best[: max(3 * self.config.positives, 10)]
+        shown = rng.sample(best, min(self.config.positives, len(best)))
+        avoid = rng.sample(others, min(self.config.negatives, len(others)))
+        return [render(record, True) for record in shown] + [render(record, False) for record in avoid]
+
+    def state(self) -> list[dict]:
+        """JSON-able records."""
+        return [dataclasses.asdict(record) for record in self.records]
+
+    def restore(self, state: Sequence[dict]) -> None:
+        """Take the records of `state()` back."""
+        self.records = [Record(**record) for record in state]

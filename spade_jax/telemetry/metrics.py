@@ -1,0 +1,118 @@
+"""The names of every number a run logs, and the one way to average.
+
+A name is `namespace/quantity_stat_unit`; undeclared names and numbers that are not finite raise.
+A mean over a set measured on the host carries a sibling, its name plus `_count`, and an empty set
+logs nothing: a number that was not measured is absent, never 0.0. `sinks.py` writes the numbers.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from spade_jax.errors import SpadeError
+from spade_jax.types import Outcome
+
+PHASES = ("design", "play", "update", "checkpoint", "step")
+"""The timed phases of the loop; `step` is the whole step."""
+
+AVERAGED: dict[str, str] = {
+    "agent/return_mean": "return of the episodes of both arms",
+    "agent/win_frac": "episodes that were won, both arms",
+    "agent/return_hinted_mean": "return of the episodes that saw the hint",
+    "agent/return_unhinted_mean": "return of the episodes without the hint",
+    "agent/turns_mean": "turns of an episode",
+    "agent/completion_tokens_mean": "tokens of one completion of the agent",
+    "agent/zero_variance_group_frac": "agent groups of equal returns, which teach nothing",
+    "designer/regret_mean": "hinted minus unhinted return of an environment",
+    "designer/regret_stderr_mean": "standard error of an environment's regret",
+    "designer/reward_mean": "reward of a design, refused ones included",
+    "designer/learnable_frac": "environments whose win rate lies in the learnable band",
+    "designer/anchor_mean": "win-rate anchor of an environment",
+}
+"""Means and shares over sets measured on the host; `mean` writes them together with their count."""
+
+DECLARED: dict[str, str] = {
+    "progress/step": "index of the step, from 0",
+    "progress/cycle": "index of the designer generation, from 0",
+    "progress/policy_version": "version of the weights that sampled this step's episodes",
+    **AVERAGED,
+    **{f"{name}_count": f"size of the set behind {name}" for name in AVERAGED},
+    **{f"agent/outcome_{o}_count": f"episodes that ended as {o.name}" for o in Outcome},
+    "designer/attempted_count": "designs written",
+    "designer/admitted_count": "designs admitted",
+    "designer/admitted_frac": "share of the designs that were admitted",
+    "designer/pending_count": "designer groups that wait for more plays",
+    "hint/refused_count": "hints refused by their admission, rewrites included",
+    "memory/size_count": "records in the memory of earlier environments",
+    "loss/agent": "loss of the agent's tokens",
+    "loss/designer": "loss of the designer's tokens, before its weight",
+    "loss/clip_frac": "trained tokens whose ratio was clipped",
+    "loss/tis_clip_frac": "trained tokens whose importance weight was capped",
+    "optim/grad_norm": "global gradient norm before clipping",
+    "optim/agent_grad_norm": "norm of the agent's part of the gradient",
+    "optim/designer_grad_norm": "norm of the designer's part of the gradient",
+    "optim/lr": "learning rate",
+    "policy/entropy_agent_mean": "entropy in nats of the policy at the agent's tokens",
+    "policy/entropy_designer_mean": "entropy in nats of the policy at the designer's tokens",
+    "sampler/learner_logprob_gap_max": "largest gap between sampler and learner log-probability",
+    "sampler/learner_logprob_gap_mean": "mean gap between sampler and learner log-probability",
+    "sampler/tokens_count": "tokens sampled",
+    "sampler/prefix_hit_tokens_count": "prompt tokens found in the cache",
+    "sampler/prefilled_tokens_count": "prompt tokens computed",
+    "sampler/slots_occupied_frac": "slots that held a sequence, over all decode steps",
+    "sampler/late_compiles_count": "programs compiled after the warm-up: a bug if not 0",
+    "sampler/tokens_per_s": "tokens sampled per second of sampling",
+    "sandbox/requests_count": "requests sent to environment workers",
+    "sandbox/spawned_count": "environment workers started",
+    **{f"sandbox/fault_{o}_count": f"requests that ended as {o.name}" for o in Outcome if o.void},
+    "batch/tokens_count": "tokens of the update, padding left out",
+    "batch/rows_count": "rows of the update, empty ones left out",
+    "moe/expert_load_max_frac": "share of the routed tokens that the busiest expert took",
+    **{f"time/{phase}_s": f"seconds of the {phase} phase" for phase in PHASES},
+}
+"""Every metric name with its meaning, but for the gates of admission, which name themselves."""
+
+_GATE = re.compile(r"designer/refused_[a-z][a-z0-9_]*_count")  # designs refused by that gate
+
+
+def check(metrics: Mapping[str, Any]) -> dict[str, int | float]:
+    """Return the metrics as plain numbers, or raise on a name or a value that cannot be logged.
+
+    Scalars of NumPy and JAX are read through their `item`. An undeclared name is a bug of ours
+    (ValueError); a number that is not finite is a run that went wrong (SpadeError).
+    """
+    return {name: _number(name, value, metrics) for name, value in metrics.items()}
+
+
+def mean(name: str, values: Iterable[float | None]) -> dict[str, int | float]:
+    """Return the mean of the values that are not None and their count; nothing if none is."""
+    if name not in AVERAGED:
+        raise ValueError(
+            f"{name!r} is not in telemetry.metrics.AVERAGED; declare it there with its meaning"
+        )
+    measured = [float(value) for value in values if value is not None]
+    if not measured:
+        return {}
+    return {name: math.fsum(measured) / len(measured), f"{name}_count": len(measured)}
+
+
+def _number(name: str, value: Any, metrics: Mapping[str, Any]) -> int | float:
+    if name not in DECLARED and not _GATE.fullmatch(name):
+        raise ValueError(
+            f"metric {name!r} is not declared; declare it in telemetry.metrics with its meaning"
+        )
+    if name in AVERAGED and f"{name}_count" not in metrics:
+        raise ValueError(
+            f"metric {name!r} lacks its sibling {name}_count; make both with telemetry.metrics.mean"
+        )
+    number = value.item() if hasattr(value, "item") else value
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise ValueError(f"metric {name!r} is {value!r}; expected one number")
+    if not math.isfinite(number):
+        raise SpadeError(
+            f"metric {name} is {number}; expected a finite number: "
+            "the run diverged or a value overflowed. "
+            "Resume from the last checkpoint with a lower --learner.lr"
+        )
+    return number

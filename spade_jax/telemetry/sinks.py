@@ -1,0 +1,223 @@
+"""The run folder: what a run leaves on disk, and how it is cut back to a checkpoint on resume.
+
+    config.json  revision.txt        the resolved configuration and the code it ran with
+    metrics.jsonl                    one line a step
+    episodes/step_00003.jsonl        the episodes of a step: tokens, text, rewards, outcome
+    environments/002/<id>.py .json   admitted programs of a cycle, with verdict and hint
+    rejected/002/<id>.py .json       refused designs with the reason; .txt: not a program
+    checkpoints/                     Orbax's own
+    summary.md                       written at the end
+
+Program text is untrusted: it is written as it is, and every name comes from our ids. Whole files
+appear at once (a temporary name, then a rename), so a kill leaves either the old file or the new
+one. Nothing is synced: this guards against a killed process, not against a lost machine.
+"""
+
+import errno
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from spade_jax.errors import SpadeError
+from spade_jax.telemetry import metrics as metric_names
+from spade_jax.types import Design, Environment, Episode, to_json
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_TEMPORARY = ".tmp"
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn a failure of the disk into one line that names the file and what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            remedy = "free some space, then go on with --resume"
+        else:
+            remedy = "make it writable or choose another --run.dir"
+        raise SpadeError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file so that it is never seen half-written; its folder is made if missing."""
+    temporary = path.with_name(path.name + _TEMPORARY)
+    with _writing(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(data)
+            temporary.replace(path)
+        except OSError:
+            temporary.unlink(missing_ok=True)  # a full disk should get its space back
+            raise
+
+
+def _json_line(record: Any) -> bytes:
+    # ASCII escapes carry any text an environment shows, lone surrogates included.
+    return json.dumps(to_json(record), allow_nan=False).encode() + b"\n"
+
+
+def _json_file(record: Any) -> bytes:
+    return json.dumps(to_json(record), indent=2, allow_nan=False).encode() + b"\n"
+
+
+class JsonlSink:
+    """Appends one JSON object a line: `progress/step` first, then the other keys in order."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        """Append the record; it has left this process when the call returns."""
+        names = sorted(record, key=lambda name: (name != "progress/step", name))
+        line = _json_line({name: record[name] for name in names})
+        with _writing(self.path), self.path.open("ab") as file:
+            file.write(line)
+
+
+def truncate_after(path: Path, step: int) -> None:
+    """Cut a JSONL file back to the records whose `progress/step` (or `step`) is at most `step`.
+
+    A last line without its newline is what a kill in mid-write leaves: it is dropped. Kept lines
+    stay as they are, byte for byte.
+    """
+    if not path.exists():
+        return
+    lines = path.read_bytes().splitlines(keepends=True)
+    whole = lines[:-1] if lines and not lines[-1].endswith(b"\n") else lines
+    kept = []
+    for number, line in enumerate(whole, start=1):
+        try:
+            record = json.loads(line)
+            later = record.get("progress/step", record.get("step")) > step
+        except (ValueError, TypeError, AttributeError) as error:
+            raise SpadeError(
+                f"{path}, line {number}, is damaged ({line[:60]!r}); "
+                "expected a JSON object with a step: mend or remove the line, then resume"
+            ) from error
+        if not later:
+            kept.append(line)
+    if len(kept) < len(lines):
+        write_atomic(path, b"".join(kept))
+
+
+def code_revision() -> str:
+    """Return the git revision of the code, `-dirty` if changed since; `unknown` without git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        result = subprocess.run(
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+        )
+    except OSError:  # no git on this machine
+        return "unknown"
+    return result.stdout.strip() if result.returncode == 0 else "unknown"
+
+
+def _file_name(identifier: str) -> str:
+    if not _ID.fullmatch(identifier):
+        raise ValueError(
+            f"{identifier!r} cannot name a file; expected letters, digits, '_', '-' and '.'"
+        )
+    return identifier
+
+
+class RunFolder:
+    """The run folder as drawn above. Opening it makes the folder and changes nothing in it."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser().absolute()
+        self.checkpoints = self.path / "checkpoints"
+        self._metrics = JsonlSink(self.path / "metrics.jsonl")
+        with _writing(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+
+    def saved_config(self) -> dict[str, Any] | None:
+        """Return the configuration of the run in this folder, or None when there is none."""
+        path = self.path / "config.json"
+        if not path.exists():
+            return None
+        try:
+            return json.loads(path.read_bytes())
+        except ValueError as error:
+            raise SpadeError(
+                f"{path} is damaged ({error}); expected JSON: choose another --run.dir"
+            ) from error
+
+    def save_config(self, config: Mapping[str, Any]) -> None:
+        """Write the resolved configuration, and beside it the revision of the code."""
+        write_atomic(self.path / "revision.txt", f"{code_revision()}\n".encode())
+        write_atomic(self.path / "config.json", _json_file(config))
+
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        """Append one step's metrics, after checking their names and values."""
+        self._metrics.write(metric_names.check(metrics))
+
+    def save_episodes(self, step: int, episodes: Sequence[Episode]) -> None:
+        """Write all episodes of a step, one a line."""
+        data = b"".join(_json_line(episode) for episode in episodes)
+        write_atomic(self.path / "episodes" / f"step_{step:05d}.jsonl", data)
+
+    def save_environment(self, environment: Environment) -> None:
+        """Write an admitted program and, beside it, all that is known about it."""
+        folder = self._cycle("environments", environment.cycle)
+        name = _file_name(environment.environment_id)
+        record = to_json(environment)
+        program = record["source"].pop("program")
+        write_atomic(folder / f"{name}.py", _text(program))
+        write_atomic(folder / f"{name}.json", _json_file({"environment_id": name, **record}))
+
+    def save_rejected(self, design: Design) -> None:
+        """Write what a refused design proposed and, beside it, which gate refused it and why."""
+        folder = self._cycle("rejected", design.cycle)
+        name = _file_name(design.design_id)
+        record = to_json(design)
+        for written_elsewhere in ("trajectory", "source", "completion"):
+            del record[written_elsewhere]
+        if design.source is None:
+            write_atomic(folder / f"{name}.txt", _text(design.completion))
+        else:
+            write_atomic(folder / f"{name}.py", _text(design.source.program))
+        write_atomic(folder / f"{name}.json", _json_file(record))
+
+    def save_summary(self, text: str) -> None:
+        """Write the summary of the run, in Markdown."""
+        write_atomic(self.path / "summary.md", text.encode())
+
+    def cut(self, step: int, cycle: int) -> None:
+        """Drop all that is later than the last step and cycle to keep (-1 keeps none).
+
+        Checkpoints are left alone. Running it again, also after a kill in its middle, gives the
+        same folder.
+        """
+        with _writing(self.path):
+            for temporary in self.path.glob(f"**/*{_TEMPORARY}"):
+                if self.checkpoints not in temporary.parents:
+                    temporary.unlink()
+            (self.path / "summary.md").unlink(missing_ok=True)  # it told of the steps that go
+            truncate_after(self._metrics.path, step)
+            for file in self.path.glob("episodes/step_*.jsonl"):
+                if _number(file.stem.removeprefix("step_")) > step:
+                    file.unlink()
+            for kind in ("environments", "rejected"):
+                for folder in self.path.glob(f"{kind}/*"):
+                    if _number(folder.name) > cycle:
+                        shutil.rmtree(folder)
+
+    def _cycle(self, kind: str, cycle: int) -> Path:
+        return self.path / kind / f"{cycle:03d}"
+
+
+def _text(text: str) -> bytes:
+    # Bytes, so that no newline changes and the file still has the hash it is named after. A lone
+    # surrogate has no bytes and is shown escaped.
+    return text.encode("utf-8", "backslashreplace")
+
+
+def _number(name: str) -> int:
+    # What somebody else put here has no number of ours and stays.
+    return int(name) if name.isdecimal() else -1

@@ -1,0 +1,284 @@
+"""What programs can do to their worker and what it is called; each runs through a pool."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from spade_jax.envs.limits import Limits
+from spade_jax.types import Fault, Outcome, Reply
+
+HEAD = "import ctypes, os, signal, struct, sys, time, json\n"
+QUIET = "return 'ok', 0.0, False, False, {}"
+
+
+def program(step: str = QUIET, reset: str = "return 'start', {}", top: str = "") -> str:
+    def body(text: str) -> str:
+        return "\n".join("        " + line for line in text.splitlines())
+
+    return (
+        f"{HEAD}{top}\nclass ProbeEnv:\n    def reset(self, seed):\n{body(reset)}\n"
+        f"    def step(self, action):\n{body(step)}\n"
+    )
+
+
+FORGE = """
+body = json.dumps([{number}, 'ok', ['won', 1.0, True, False]]).encode()
+for descriptor in range(64):
+    try:
+        os.write(descriptor, struct.pack('<I', len(body)) + body)
+    except OSError:
+        pass
+"""
+FIND_NUMBER = "number = sys._getframe(1).f_back.f_locals['number']\n"
+
+AT_STEP = {
+    "infinite_loop": ("while True: pass", {Outcome.TIMEOUT}),
+    "c_loop": ("import itertools\nsum(itertools.repeat(0))", {Outcome.TIMEOUT}),
+    "sleep": ("time.sleep(60)", {Outcome.TIMEOUT}),
+    "stops_itself": ("os.kill(os.getpid(), signal.SIGSTOP)", {Outcome.TIMEOUT}),
+    "swallow": (
+        "while True:\n    try:\n        while True: pass\n    except BaseException: pass",
+        {Outcome.TIMEOUT},
+    ),
+    "ignore_signals": (
+        "for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGXCPU):\n"
+        "    signal.signal(number, signal.SIG_IGN)\nwhile True: pass",
+        {Outcome.TIMEOUT},
+    ),
+    "os_exit": ("os._exit(0)", {Outcome.WORKER_DIED}),
+    "segfault": ("ctypes.string_at(0)", {Outcome.WORKER_DIED}),
+    "abort": ("os.abort()", {Outcome.WORKER_DIED}),
+    "close_channel": ("os.close(3)", {Outcome.WORKER_DIED}),
+    "deep_recursion": (
+        "sys.setrecursionlimit(10**9)\nf = lambda x: sorted([x], key=f)\nf(1)",
+        {Outcome.WORKER_DIED, Outcome.ENV_ERROR},
+    ),
+    "sys_exit": ("sys.exit(0)", {Outcome.ENV_ERROR}),
+    "keyboard_interrupt": ("raise KeyboardInterrupt", {Outcome.ENV_ERROR}),
+    "memory_bomb": ("x = [0]\nwhile True: x += x", {Outcome.ENV_ERROR}),
+    "giant_observation": ("return 'x' * 10**9, 0.0, False, False, {}", {Outcome.ENV_ERROR}),
+    "error_in_str": (
+        "class Bad(Exception):\n    def __str__(self): raise ValueError\nraise Bad()",
+        {Outcome.ENV_ERROR},
+    ),
+    "large_observation": ("return 'x' * 10**6, 0.0, False, False, {}", {Outcome.SCHEMA}),
+    "wide_observation": ("return '\\u2603' * 10**5, 0.0, False, False, {}", {Outcome.SCHEMA}),
+    "control_observation": ("return '\\0' * 2 * 10**5, 0.0, False, False, {}", {Outcome.SCHEMA}),
+    "nan_reward": ("return 'x', float('nan'), False, False, {}", {Outcome.SCHEMA}),
+    "bool_reward": ("return 'x', True, False, False, {}", {Outcome.SCHEMA}),
+    "string_reward": ("return 'x', '1', False, False, {}", {Outcome.SCHEMA}),
+    "million_reward": ("return 'x', 1e6, False, False, {}", {Outcome.SCHEMA}),
+    "int_flag": ("return 'x', 0.0, 1, False, {}", {Outcome.SCHEMA}),
+    "four_tuple": ("return 'x', 0.0, False, {}", {Outcome.SCHEMA}),
+    "list": ("return ['x', 0.0, False, False, {}]", {Outcome.SCHEMA}),
+    "info_string": ("return 'x', 0.0, False, False, 'info'", {Outcome.SCHEMA}),
+    "none_observation": ("return None, 0.0, False, False, {}", {Outcome.SCHEMA}),
+    "bytes_observation": ("return b'x', 0.0, False, False, {}", {Outcome.SCHEMA}),
+    "surrogate": ("return '\\ud800', 0.0, False, False, {}", {Outcome.SCHEMA}),
+    "object": ("return object(), 0.0, False, False, {}", {Outcome.SCHEMA}),
+    "nested": (
+        "x = []\nfor _ in range(10**5): x = [x]\nreturn x, 0.0, False, False, {}",
+        {Outcome.SCHEMA},
+    ),
+    "forged_number": (FORGE.format(number="7**9") + QUIET, {Outcome.PROTOCOL}),
+    "garbage": (
+        "for descriptor in range(64):\n    try: os.write(descriptor, bytes(range(256)) * 4)\n"
+        "    except OSError: pass\n" + QUIET,
+        {Outcome.PROTOCOL},
+    ),
+    "huge_frame": ("os.write(3, struct.pack('<I', 2**31))\n" + QUIET, {Outcome.PROTOCOL}),
+    "nan_frame": (
+        "body = b'NaN'\nos.write(3, struct.pack('<I', len(body)) + body)\n" + QUIET,
+        {Outcome.PROTOCOL},
+    ),
+    "unknown_status": (
+        FIND_NUMBER + FORGE.format(number="number").replace("'ok'", "'infrastructure'") + QUIET,
+        {Outcome.PROTOCOL},
+    ),
+    "eat_requests": ("os.set_blocking(3, False)\nos.read(3, 1 << 16)", {Outcome.ENV_ERROR}),
+}
+
+
+@pytest.mark.parametrize("name", AT_STEP)
+def test_hostile_step_has_its_outcome_and_the_pool_goes_on(shared, name: str):
+    step, expected = AT_STEP[name]
+
+    async def play() -> None:
+        instance = await shared.pool.open(program(step), 1)
+        assert not isinstance(instance, Fault), instance
+        fault = await instance.step("go")
+        assert isinstance(fault, Fault), fault
+        assert fault.outcome in expected, fault
+        assert len(fault.detail) <= 300
+        assert await instance.step("again") == fault  # dead
+        fresh = await shared.pool.open(program(), 2)
+        assert not isinstance(fresh, Fault), fresh
+        assert await fresh.step("x") == Reply("ok", 0.0, False, False)
+        await fresh.close()
+
+    shared.run(play())
+
+
+def test_a_forged_reply_with_the_right_number_is_the_last_one(shared):
+    """It is the program's word either way; the surplus frame ends the instance."""
+
+    async def play() -> None:
+        source = program(FIND_NUMBER + FORGE.format(number="number") + QUIET)
+        instance = await shared.pool.open(source, 1)
+        assert not isinstance(instance, Fault), instance
+        first = await instance.step("go")
+        fault = first if isinstance(first, Fault) else await instance.step("go")
+        assert isinstance(fault, Fault)
+        assert fault.outcome is Outcome.PROTOCOL
+
+    shared.run(play())
+
+
+@pytest.mark.parametrize(
+    ("source", "outcome", "word"),
+    [
+        (program(top="while True: pass"), Outcome.TIMEOUT, "0.5 s"),
+        (program(top="raise ValueError('no')"), Outcome.ENV_ERROR, "load: ValueError: no"),
+        (program(top="sys.exit()"), Outcome.ENV_ERROR, "SystemExit"),
+        (program(top="os._exit(3)"), Outcome.WORKER_DIED, "exit code 3"),
+        ("class Nothing: pass", Outcome.SCHEMA, "Env"),
+        ("def (", Outcome.ENV_ERROR, "SyntaxError"),
+        ("#" * 70_000, Outcome.SCHEMA, "70000 bytes"),
+        (program(reset="while True: pass"), Outcome.TIMEOUT, "limit"),
+        (program(reset="return None"), Outcome.SCHEMA, "None"),
+        (program(reset="return 'a', 'b'"), Outcome.SCHEMA, "(str, str)"),
+        (program(reset="return 'a', {}, 1"), Outcome.SCHEMA, "(str, dict, int)"),
+        (program(reset="return ''"), Outcome.SCHEMA, "empty"),
+        (program(reset="return self.missing"), Outcome.ENV_ERROR, "AttributeError"),
+        ("class AEnv:\n    def __init__(self, size): pass", Outcome.ENV_ERROR, "TypeError"),
+    ],
+)
+def test_what_goes_wrong_before_the_first_step(shared, source: str, outcome: Outcome, word: str):
+    fault = shared.run(shared.pool.open(source, 1))
+    assert isinstance(fault, Fault)
+    assert fault.outcome is outcome, fault
+    assert word in fault.detail
+
+
+def ask(shared, expression: str, top: str = "") -> str:
+    """What `expression` is inside a worker."""
+
+    async def play() -> str:
+        instance = await shared.pool.open(program(reset=f"return str({expression})", top=top), 1)
+        assert not isinstance(instance, Fault), instance
+        await instance.close()
+        return instance.observation
+
+    return shared.run(play())
+
+
+def test_no_environment_variable_is_inherited(shared):
+    assert os.environ["JAX_PLATFORMS"] == "cpu"
+    seen = ask(shared, "sorted(os.environ)")
+    for name in os.environ.keys() - {"LANG", "OMP_NUM_THREADS", "LC_CTYPE"}:
+        assert f"'{name}'" not in seen
+    assert (
+        ask(shared, "open('/proc/self/environ').read() if os.getuid() == 0 else ''").count("=") < 8
+    )
+
+
+def test_nothing_of_ours_but_the_worker_side_is_loaded(shared):
+    seen = ask(shared, "sorted(sys.modules)")
+    for name in ("jax", "jaxtyping", "spade_jax.types", "spade_jax.errors", "asyncio", "pytest"):
+        assert f"'{name}'" not in seen
+    assert str(Path(__file__).parents[3]) not in ask(shared, "sys.path")
+
+
+def test_a_worker_keeps_its_channel_and_dead_ends_only(shared):
+    links = ask(shared, "[os.readlink(f'/proc/self/fd/{n}') for n in range(4)]")
+    assert links.count("/dev/null") == 3
+    assert "socket:" in links
+    assert ask(shared, "[n for n in range(4, 64) if os.path.exists(f'/proc/self/fd/{n}')]") == "[]"
+
+
+def test_limits_of_a_worker(shared):
+    top = "import resource as r"
+    for name, value in (("CORE", 0), ("FSIZE", 0), ("NPROC", 0), ("NOFILE", 64), ("CPU", 600)):
+        assert ask(shared, f"r.getrlimit(r.RLIMIT_{name})", top) == f"({value}, {value})"
+    own = "int(open('/proc/self/statm').read().split()[0]) * 4096"
+    room = int(ask(shared, f"r.getrlimit(r.RLIMIT_AS)[0] - {own}", top))
+    assert 0.9 * Limits().memory_bytes < room < 1.1 * Limits().memory_bytes
+    assert ask(shared, "os.getcwd()") == "/"
+    assert ask(shared, "os.getsid(0) == os.getpid()") == "True"
+    assert "NoNewPrivs:\t1" in ask(shared, "open('/proc/self/status').read()")
+
+
+def test_no_byte_can_be_written_to_a_file(shared, tmp_path: Path):
+    tmp_path.chmod(0o777)
+    step = f"open({str(tmp_path / 'file')!r}, 'w').write('x' * 100_000)\n" + QUIET
+
+    async def play() -> Fault | Reply:
+        instance = await shared.pool.open(program(step), 1)
+        assert not isinstance(instance, Fault), instance
+        return await instance.step("x")
+
+    fault = shared.run(play())
+    assert isinstance(fault, Fault)
+    assert "OSError" in fault.detail
+    assert not (tmp_path / "file").exists() or (tmp_path / "file").stat().st_size == 0
+
+
+def test_what_a_program_forks_ends_with_its_worker(shared, all_gone):
+    """Where the kernel refuses the fork (not for root), there is nothing to end."""
+    reset = """
+pids = []
+try:
+    for _ in range(3):
+        pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            while True: time.sleep(1)
+        pids.append(pid)
+except OSError:
+    pass
+return repr([os.getpid(), *pids])
+"""
+
+    async def play() -> set[int]:
+        instance = await shared.pool.open(program("os.kill(os.getpid(), 9)", reset), 1)
+        assert not isinstance(instance, Fault), instance
+        fault = await instance.step("x")
+        assert isinstance(fault, Fault)
+        assert fault.outcome in (Outcome.WORKER_DIED, Outcome.TIMEOUT)
+        return set(map(int, instance.observation.strip("[]").split(",")))
+
+    assert all_gone(shared.run(play()))
+
+
+def test_output_goes_nowhere(shared, capfd):
+    ask(shared, "[print('loud'), os.write(1, b'loud'), os.write(2, b'loud')]")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_last_class_ending_in_env_counts_and_helpers_do_not(shared):
+    source = program() + (
+        "class SecondEnv:\n"
+        "    def reset(self, seed): return f'second {seed}'\n"
+        "class EnvHelper: pass\n"
+        "from collections import Counter as OtherEnv\n"
+    )
+    instance = shared.run(shared.pool.open(source, 9))
+    assert instance.observation == "second 9"
+    shared.run(instance.close())
+
+
+def test_numpy_and_dataclasses_work_inside(shared):
+    top = "import numpy as np, dataclasses\n@dataclasses.dataclass\nclass P:\n    x: 'int' = 3\n"
+    assert ask(shared, "int(np.arange(4).sum()) + P().x", top) == "9"
+
+
+def test_time_limit_is_kept(shared):
+    async def play() -> float:
+        instance = await shared.pool.open(program("while True: pass"), 1)
+        start = time.perf_counter()
+        assert isinstance(await instance.step("x"), Fault)
+        return time.perf_counter() - start
+
+    assert 0.3 <= shared.run(play()) < 3.5  # ten times the limit if the host is crowded, and slack
