@@ -1,0 +1,149 @@
+"""What the shipped weights design: validity, variety and grounding, at two temperatures.
+
+    python benchmarks/designs.py [--designs 100] [--config configs/tiny.py] [--temperatures 0.6 1.0]
+
+Needs nothing beyond the package. Each design is judged by the admission of a run. Then the same prompt is given another
+document, with the same sampling key, and the two programs are compared. The last line is JSON.
+"""
+
+import argparse
+import ast
+import asyncio
+import dataclasses
+import json
+import re
+from collections import Counter
+from pathlib import Path
+
+from spade_jax.cli import load_config
+from spade_jax.config import Config
+from spade_jax.curriculum import Curriculum
+from spade_jax.envs.library import FAMILIES
+from spade_jax.roles.corpus import excerpt
+from spade_jax.roles.designer import Request
+from spade_jax.roles.memory import Memory
+from spade_jax.selfplay import Stage, attempt
+from spade_jax.train import make_stage
+from spade_jax.types import Design
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class _Blank(ast.NodeTransformer):
+    """Forget every name, number and string, so that only the shape of the program is left."""
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        super().generic_visit(node)
+        for name in ("id", "attr", "arg", "name"):
+            if isinstance(getattr(node, name, None), str):
+                setattr(node, name, "_")
+        if isinstance(node, ast.Constant):
+            node.value = "" if isinstance(node.value, str) else 0
+        return node
+
+
+def skeleton(program: str) -> str:
+    """The program's syntax tree without names, comments, numbers and strings."""
+    return ast.dump(_Blank().visit(ast.parse(program)))
+
+
+def family(program: str) -> str:
+    """Class name of the environment."""
+    names = re.findall(r"^class (\w+Env)\b", program, re.MULTILINE)
+    return names[-1] if names else ""
+
+
+def design_all(stage: Stage, config: Config, count: int, offset: int) -> list[Design]:
+    """`count` designs over all skills; `offset` shifts the documents and nothing else."""
+    requests = []
+    for index in range(count):
+        document = stage.corpus[(index * 37 + offset) % len(stage.corpus)]
+        skill = config.designer.skills[index % len(config.designer.skills)]
+        shown = excerpt(document, config.designer.document_words)
+        requests.append(
+            Request(f"bench_{index:03d}", 0, skill, config.designer.difficulty, document.document_id, shown, ())
+        )
+    return stage.runner.run(stage.engine.gather([attempt(stage, request) for request in requests]))
+
+
+def carried(stage: Stage, config: Config, design: Design, document_index: int) -> set[str]:
+    """Rare words of the design's document that its program contains."""
+    assert design.source is not None
+    words = set(re.findall(r"[a-z]{4,12}", design.source.program.lower()))
+    shown = excerpt(stage.corpus[document_index % len(stage.corpus)], config.designer.document_words)
+    return set(stage.corpus.rare_terms(shown)) & words
+
+
+def measure(stage: Stage, config: Config, count: int, temperature: float) -> dict[str, float]:
+    """Shares over `count` designs; the grounding shares are over the admitted ones."""
+    config = dataclasses.replace(config, designer=dataclasses.replace(config.designer, temperature=temperature))
+    stage = dataclasses.replace(stage, config=config)
+    first = design_all(stage, config, count, 0)
+    second = design_all(stage, config, count, 1009)
+    admitted = [(i, d) for i, d in enumerate(first) if d.verdict.admitted and d.source is not None]
+    refusals = Counter(design.verdict.gate for design in first if not design.verdict.admitted)
+    terms = {i: carried(stage, config, design, i * 37) for i, design in admitted}
+    compared = changed = 0
+    for i, _ in admitted:
+        other = second[i].source
+        if terms[i] and other is not None:
+            compared += 1
+            changed += not terms[i] <= set(re.findall(r"[a-z]{4,12}", other.program.lower()))
+    families = {family(design.source.program) for _, design in admitted if design.source}
+    skeletons = {skeleton(design.source.program) for _, design in admitted if design.source}
+    print(f"temperature {temperature}: admitted {len(admitted)} of {count}; refused by gate {dict(refusals)}")
+    print(f"  families {sorted(families)}")
+    known = {item.class_name for item in FAMILIES}
+    print(f"  class names outside the library: {sorted(families - known)}")
+    return {
+        "admitted_frac": len(admitted) / count,
+        "solution_wins_frac": sum(
+            d.verdict.admitted or d.verdict.gate in ("constant", "random", "hint", "duplicate") for d in first
+        )
+        / count,
+        "families": float(len(families)),
+        "distinct_frac": len(skeletons) / max(len(admitted), 1),
+        "document_term_frac": sum(bool(found) for found in terms.values()) / max(len(admitted), 1),
+        "term_changes_frac": changed / max(compared, 1),
+    }
+
+
+def main() -> None:
+    """Measure at each temperature and print the goals."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--designs", type=int, default=100)
+    parser.add_argument("--config", type=Path, default=ROOT / "configs" / "tiny.py")
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.6, 1.0])
+    arguments = parser.parse_args()
+    config = load_config(arguments.config)
+    goals = {
+        "admitted_frac": 0.5,
+        "families": 8,
+        "distinct_frac": 0.3,
+        "document_term_frac": 0.5,
+        "term_changes_frac": 0.9,
+    }
+    results = []
+    with asyncio.Runner() as runner:
+        stage = make_stage(config, runner, Curriculum(Memory(config.memory)))
+        try:
+            for temperature in arguments.temperatures:
+                values = measure(stage, config, arguments.designs, temperature)
+                print("  " + "  ".join(f"{name} {value:.3f}" for name, value in values.items()))
+                results += [
+                    {
+                        "name": f"{name}@T={temperature}",
+                        "value": value,
+                        "goal": goals[name],
+                        "holds": value >= goals[name],
+                    }
+                    for name, value in values.items()
+                    if name in goals
+                ]
+        finally:
+            runner.run(stage.pool.close())
+    print(json.dumps({"goals": results}))
+
+
+if __name__ == "__main__":
+    main()

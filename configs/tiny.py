@@ -1,0 +1,15 @@
+"""The embedded default: a 7 M-parameter policy that shows the whole loop on two CPU cores in minutes."""
+
+from pathlib import Path
+
+from spade_jax.config import Config, LearnerConfig, RunConfig
+
+ASSETS = Path(__file__).resolve().parents[1] / "assets" / "tiny"
+
+
+def config() -> Config:
+    """Defaults of every section, with a learning rate for a small model."""
+    return Config(
+        run=RunConfig(dir="runs/tiny", init_from=str(ASSETS)),
+        learner=LearnerConfig(lr=3e-5),
+    )

@@ -1,0 +1,181 @@
+"""`spade-jax train|warmstart CONFIG [--section.field value ...]`: the only module that reads the command line.
+
+Bad input of any kind ends in one line on stderr and exit code 2; bugs keep their traceback.
+"""
+
+import contextlib
+import dataclasses
+import difflib
+import importlib.util
+import io
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import tyro
+
+from models.errors import ModelError
+from spade_jax.config import Config
+from spade_jax.errors import ConfigError, SpadeError
+
+COMMANDS = {
+    "train": "run the self-play loop of a config (--resume continues its run folder)",
+    "warmstart": "teach a small policy both roles on the environment library",
+}
+USAGE = "usage: spade-jax COMMAND CONFIG [--section.field value ...]   (--help after CONFIG lists every field)"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0 done, 2 bad input, 130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    for noisy in ("absl", "jax", "orbax", "etils"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    try:
+        return _run(arguments)
+    except (SpadeError, ModelError) as error:
+        print(f"spade-jax: {_one_line(str(error))}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("spade-jax: interrupted; --resume continues from the last checkpoint", file=sys.stderr)
+        return 130
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE, *(f"  {name:<10} {text}" for name, text in COMMANDS.items()), sep="\n")
+        return 0 if arguments else 2
+    command = arguments.pop(0)
+    if command not in COMMANDS:
+        raise ConfigError(f"unknown command {command!r}{_closest(command, COMMANDS)}; expected one of {', '.join(COMMANDS)}")
+    if not arguments or arguments[0].startswith("-"):
+        given = f"got {arguments[0]!r}" if arguments else "nothing was given"
+        raise ConfigError(f"{command} needs a config file first, such as configs/tiny.py; {given}")
+    preset = load_config(Path(arguments.pop(0)))
+    resume = command == "train" and "--resume" in arguments
+    if resume:
+        arguments.remove("--resume")
+    config = parse_overrides(preset, arguments)
+    # Imported here so that help and bad options answer without loading jax.
+    if command == "train":
+        from spade_jax.train import train
+
+        train(config, resume=resume)
+    else:
+        from spade_jax.warmstart import warmstart
+
+        warmstart(config)
+    return 0
+
+
+def load_config(path: Path) -> Config:
+    """Run a config file and call its `config()`. Config files are the user's own code.
+
+    Raises:
+        ConfigError: the file is missing, fails, or defines no `config() -> Config`.
+    """
+    if not path.is_file():
+        raise ConfigError(f"config file {str(path)!r} does not exist; the repository's presets are in configs/")
+    spec = importlib.util.spec_from_file_location("spade_jax_config_file", path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"config file {str(path)!r} is not Python; expected a .py file that defines config()")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        make: Callable[[], Any] | None = getattr(module, "config", None)
+        config = make() if callable(make) else None
+    except (SpadeError, ModelError):
+        raise
+    except Exception as error:
+        raise ConfigError(f"config file {str(path)!r} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(config, Config):
+        raise ConfigError(
+            f"config file {str(path)!r} must define config() returning a spade_jax.config.Config; "
+            f"got {type(config).__name__}"
+        )
+    return config
+
+
+def parse_overrides(preset: Config, arguments: Sequence[str]) -> Config:
+    """Apply `--section.field value` (or `=value`) to a preset; `--help` prints every field with default and doc.
+
+    Raises:
+        ConfigError: an unknown option, or a value of the wrong type or out of range.
+    """
+    if "-h" in arguments or "--help" in arguments:
+        tyro.cli(Config, default=preset, args=["--help"], prog="spade-jax train|warmstart CONFIG")
+    names = {
+        f"{section.name}.{item.name}"
+        for section in dataclasses.fields(Config)
+        for item in dataclasses.fields(getattr(preset, section.name))
+    }
+    options = names | {name.replace("_", "-") for name in names} | {_negated(name) for name in names}
+    for argument in arguments:
+        name = argument[2:].split("=", 1)[0]
+        if argument.startswith("--") and name not in options and not _is_number(argument):
+            raise ConfigError(f"unknown option --{name}{_closest(name, names)}; --help lists every option")
+    output = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
+            return tyro.cli(Config, default=preset, args=list(arguments))
+    except SystemExit as error:
+        raise ConfigError(_blame(preset, arguments, output.getvalue())) from error
+
+
+def _blame(preset: Config, arguments: Sequence[str], message: str) -> str:
+    """Say which option was refused and why: its type here, its range by building the section again."""
+    groups: list[list[str]] = []
+    for argument in arguments:
+        if argument.startswith("--") and not _is_number(argument):
+            groups.append(argument.split("=", 1))
+        elif groups:
+            groups[-1].append(argument)
+        else:
+            return f"unexpected argument {argument!r}; options look like --section.field value"
+    values: dict[str, dict[str, Any]] = {}
+    for name, *words in groups:
+        section, _, item = name[2:].replace("-", "_").partition(".")
+        kind = get_type_hints(type(getattr(preset, section))).get(item, bool)
+        try:
+            with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+                values.setdefault(section, {})[item] = tyro.cli(kind, args=words)
+        except SystemExit:
+            default = getattr(getattr(preset, section), item, None)
+            shown = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+            return f"--{section}.{item}: {' '.join(words)!r} is not a valid {shown}; the default is {default!r}"
+    try:
+        sections = {
+            name: dataclasses.replace(getattr(preset, name), **items) for name, items in values.items()
+        }
+        dataclasses.replace(preset, **sections)
+    except (ConfigError, ModelError, TypeError) as error:
+        return str(error)
+    return f"the options cannot be read: {message}"
+
+
+def _negated(name: str) -> str:
+    section, _, item = name.partition(".")
+    return f"{section}.no-{item.replace('_', '-')}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _closest(name: str, options: Any) -> str:
+    close = difflib.get_close_matches(name, list(options), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.replace("│", " ").split())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

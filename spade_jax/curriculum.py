@@ -1,0 +1,144 @@
+"""The state of self-play that outlives a step: environments in play, the designer groups that wait, and the memory.
+
+All of it goes into the checkpoint as JSON (design decision 7). Nothing here samples or plays.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from spade_jax.errors import CheckpointError
+from spade_jax.roles.memory import Memory
+from spade_jax.types import (
+    Arm,
+    Design,
+    Environment,
+    EnvironmentSource,
+    Episode,
+    Trajectory,
+    Verdict,
+    to_json,
+)
+
+
+@dataclass
+class PlayTally:
+    """What the plays of one environment have shown so far.
+
+    `returns[arm]` maps "seed/play" to a return of the regeneration step, None for a void play; both arms hold the same keys.
+    `wins` and `plays` count the scored unhinted plays of every step since the environment was written.
+    """
+
+    returns: dict[str, dict[str, float | None]] = field(
+        default_factory=lambda: {arm.value: {} for arm in Arm}
+    )
+    wins: int = 0
+    plays: int = 0
+
+    @property
+    def win_rate(self) -> float | None:
+        """Binary wins over scored unhinted plays; None before the first."""
+        return self.wins / self.plays if self.plays else None
+
+    def pairs(self, arm: Arm) -> dict[tuple[int, int], float | None]:
+        """Returns of one arm by (seed, play index); JSON keys are text, hence the split."""
+        split = ((play.split("/"), value) for play, value in self.returns[arm].items())
+        return {(int(seed), int(index)): value for (seed, index), value in split}
+
+    def add(self, episode: Episode, *, paired: bool) -> None:
+        """Count one episode; `paired` when both arms were played in its step."""
+        if paired:
+            play = f"{episode.seed}/{episode.play_index}"
+            self.returns[episode.arm][play] = episode.episode_return
+        if episode.arm is Arm.UNHINTED and not episode.outcome.void:
+            self.plays += 1
+            self.wins += episode.win
+
+
+@dataclass
+class Pending:
+    """The designs of one cycle, waiting to be trained on; tallies by environment id."""
+
+    cycle: int
+    step: int
+    designs: list[Design]
+    tallies: dict[str, PlayTally]
+
+
+@dataclass
+class Curriculum:
+    """Everything self-play carries from step to step."""
+
+    memory: Memory
+    environments: list[Environment] = field(default_factory=list)
+    pending: list[Pending] = field(default_factory=list)
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able copy."""
+        return {
+            "memory": self.memory.state(),
+            "environments": to_json(self.environments),
+            "pending": to_json(self.pending),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take `state()` back.
+
+        Raises:
+            CheckpointError: the state was not written by this version.
+        """
+        try:
+            self.memory.restore(state["memory"])
+            self.environments = [_environment(item) for item in state["environments"]]
+            self.pending = [
+                Pending(
+                    item["cycle"],
+                    item["step"],
+                    [_design(design) for design in item["designs"]],
+                    {name: PlayTally(**tally) for name, tally in item["tallies"].items()},
+                )
+                for item in state["pending"]
+            ]
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"the checkpoint's curriculum cannot be read ({error!r}); it was written by another version: "
+                "start a new run.dir"
+            ) from error
+
+
+def _trajectory(item: Mapping[str, Any]) -> Trajectory:
+    return Trajectory(
+        tokens=np.asarray(item["tokens"], np.int32),
+        loss_mask=np.asarray(item["loss_mask"], bool),
+        sampler_logprobs=np.asarray(item["sampler_logprobs"], np.float32),
+        turn_index=np.asarray(item["turn_index"], np.int16),
+        policy_version=item["policy_version"],
+        temperature=item["temperature"],
+    )
+
+
+def _source(item: Mapping[str, Any] | None) -> EnvironmentSource | None:
+    return None if item is None else EnvironmentSource(**item)
+
+
+def _environment(item: Mapping[str, Any]) -> Environment:
+    fields = dict(item, source=_source(item["source"]), verdict=Verdict(**item["verdict"]))
+    return Environment(**fields)
+
+
+def _design(item: Mapping[str, Any]) -> Design:
+    return Design(
+        **dict(
+            item,
+            trajectory=_trajectory(item["trajectory"]),
+            verdict=Verdict(**item["verdict"]),
+            source=_source(item["source"]),
+        )
+    )
+
+
+def learnable_share(win_rates: Sequence[float], low: float = 0.2, high: float = 0.8) -> float | None:
+    """Share of win rates in [low, high], bounds included (paper, learnable share); None without any."""
+    return sum(low <= rate <= high for rate in win_rates) / len(win_rates) if win_rates else None

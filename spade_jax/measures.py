@@ -1,0 +1,109 @@
+"""What a step measured, under the names of `telemetry.metrics`. A number that was not measured has no entry."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from spade_jax.config import Config
+from spade_jax.curriculum import learnable_share
+from spade_jax.envs.pool import PoolStats
+from spade_jax.rewards.anchor import plateau
+from spade_jax.rollout.engine import EngineStats
+from spade_jax.selfplay import Scored, Stage
+from spade_jax.telemetry.metrics import mean
+from spade_jax.types import Arm, Design, Episode
+
+Metrics = dict[str, int | float]
+
+
+def all_of(
+    stage: Stage, attempts: Sequence[Design], played: Sequence[Episode], scored: Scored
+) -> Metrics:
+    """Everything self-play measured in a step; the update and the services report for themselves."""
+    return designs(attempts) | episodes(played) | scores(stage, scored)
+
+
+def designs(attempts: Sequence[Design]) -> Metrics:
+    """How many designs were written and admitted, and which gate refused the others."""
+    if not attempts:
+        return {}
+    admitted = sum(design.verdict.admitted for design in attempts)
+    refused = Counter(design.verdict.gate for design in attempts if not design.verdict.admitted)
+    return {
+        "designer/attempted_count": len(attempts),
+        "designer/admitted_count": admitted,
+        "designer/admitted_frac": admitted / len(attempts),
+        **{f"designer/refused_{gate}_count": count for gate, count in refused.items()},
+    }
+
+
+def episodes(played: Sequence[Episode]) -> Metrics:
+    """Returns by arm, wins, lengths, and every outcome that occurred."""
+    scored = [episode for episode in played if not episode.outcome.void]
+    by_arm = {
+        arm: [episode.episode_return for episode in scored if episode.arm is arm] for arm in Arm
+    }
+    completions = [
+        int(episode.trajectory.loss_mask.sum()) / len(episode.turns)
+        for episode in played
+        if episode.trajectory is not None and episode.turns
+    ]
+    outcomes = Counter(episode.outcome for episode in played)
+    return {
+        **mean("agent/return_mean", [episode.episode_return for episode in scored]),
+        **mean("agent/win_frac", [float(episode.win) for episode in scored]),
+        **mean("agent/return_hinted_mean", by_arm[Arm.HINTED]),
+        **mean("agent/return_unhinted_mean", by_arm[Arm.UNHINTED]),
+        **mean("agent/turns_mean", [float(len(episode.turns)) for episode in scored]),
+        **mean("agent/completion_tokens_mean", completions),
+        **{f"agent/outcome_{outcome}_count": count for outcome, count in outcomes.items()},
+    }
+
+
+def scores(stage: Stage, scored: Scored) -> Metrics:
+    """Regret, reward and learnable share of the designer groups that came due, and contrast among the agent's."""
+    reward = stage.config.reward
+    share = learnable_share(scored.win_rates)
+    flat = [1.0] * scored.zero_variance_groups + [0.0] * (
+        scored.agent_groups - scored.zero_variance_groups
+    )
+    anchors = [
+        plateau(rate, reward.band_low, reward.band_high, reward.band_ramp) for rate in scored.win_rates
+    ]
+    return {
+        **mean("agent/zero_variance_group_frac", flat),
+        **mean("designer/reward_mean", scored.designer_rewards),
+        **mean("designer/regret_mean", [regret.mean for regret in scored.regrets]),
+        **mean("designer/regret_stderr_mean", [regret.standard_error for regret in scored.regrets]),
+        **mean("designer/anchor_mean", anchors),
+        **(
+            {}
+            if share is None
+            else {
+                "designer/learnable_frac": share,
+                "designer/learnable_frac_count": len(scored.win_rates),
+            }
+        ),
+        "designer/pending_count": len(stage.curriculum.pending),
+        "memory/size_count": len(stage.curriculum.memory.records),
+    }
+
+
+def services(config: Config, engine: EngineStats, pool: PoolStats) -> Metrics:
+    """What sampler and environment pool did; tokens per second over the time the device worked.
+
+    Workers started and requests sent are left out: they depend on which workers a resume finds alive.
+    """
+    steps = engine.decode_steps * config.engine.slots
+    return {
+        "sampler/tokens_count": engine.sampled_tokens,
+        "sampler/prefilled_tokens_count": engine.prefilled_tokens,
+        "sampler/prefix_hit_tokens_count": engine.prefix_hit_tokens,
+        "sampler/late_compiles_count": engine.late_compiles,
+        **({"sampler/slots_occupied_frac": engine.occupied_slot_steps / steps} if steps else {}),
+        **(
+            {"sampler/tokens_per_s": engine.sampled_tokens / engine.device_s}
+            if engine.device_s and engine.sampled_tokens
+            else {}
+        ),
+        **{f"sandbox/fault_{outcome}_count": count for outcome, count in pool.faults.items()},
+    }

@@ -1,0 +1,339 @@
+"""One cycle of self-play: design environments, admit them, play both arms, score both roles.
+
+Everything is drawn from the run's seed and the names of the things drawn, so the same state gives the same cycle. The
+regret is measured at the step that wrote the environments, with equal arms on the same seeds (paper equation 3); the win
+rate comes from all unhinted plays until the designer's group is trained on.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from spade_jax.config import Config
+from spade_jax.curriculum import Curriculum, Pending, PlayTally
+from spade_jax.envs.admit import admit
+from spade_jax.envs.pool import Pool
+from spade_jax.errors import ConfigError
+from spade_jax.rewards.advantages import group_advantages
+from spade_jax.rewards.blend import blend
+from spade_jax.rewards.regret import Regret, paired_regret
+from spade_jax.roles import agent, designer, hints, memory, prompts, skills
+from spade_jax.roles.corpus import Corpus, excerpt
+from spade_jax.rollout.chat import Chat
+from spade_jax.rollout.engine import Engine
+from spade_jax.rollout.keys import episode_key, named_rng, named_seed
+from spade_jax.types import Arm, Design, Environment, Episode, Fault, Group, Role, Verdict
+
+HINT_CHECK_SEEDS = 3  # seeds whose solutions a hint must not contain
+
+
+@dataclass
+class Stage:
+    """The handles self-play works with; `runner` owns the event loop that the pool lives on."""
+
+    config: Config
+    engine: Engine
+    pool: Pool
+    chat: Chat
+    corpus: Corpus
+    curriculum: Curriculum
+    runner: asyncio.Runner
+
+
+def design(stage: Stage, step: int) -> list[Design]:
+    """Write, admit and hint one cycle's environments; every attempt is returned and waits to be trained on.
+
+    When nothing was admitted, the environments of the cycle before stay in play.
+    """
+    cycle = step // stage.config.run.cycle_steps
+    requests = _requests(stage, cycle)
+    attempts = [attempt(stage, request) for request in requests]
+    designs = _refuse_duplicates(stage, stage.runner.run(stage.engine.gather(attempts)))
+    admitted = [
+        Environment(design.source, design.hint, cycle, design.design_id, design.verdict)
+        for design in designs
+        if design.verdict.admitted and design.source is not None and design.hint is not None
+    ]
+    if admitted:
+        stage.curriculum.environments = admitted
+    tallies = {environment.environment_id: PlayTally() for environment in admitted}
+    stage.curriculum.pending.append(Pending(cycle, step, designs, tallies))
+    return designs
+
+
+def _requests(stage: Stage, cycle: int) -> list[designer.Request]:
+    """What each design of the cycle is asked for: skills in equal shares, a fresh document and memory draw each."""
+    config = stage.config
+    active = skills.active(config.designer.skills, config.designer.skills_per_cycle, cycle)
+    requests = []
+    for index in range(config.designer.designs):
+        design_id = f"c{cycle:04d}_d{index:03d}"
+        skill = active[index % len(active)]
+        document = stage.corpus.next()
+        records = stage.curriculum.memory.draw(skill, named_rng(config.run.seed, "memory", design_id))
+        request = designer.Request(
+            design_id,
+            cycle,
+            skill,
+            config.designer.difficulty,
+            document.document_id,
+            excerpt(document, config.designer.document_words),
+            tuple(records),
+        )
+        requests.append(_fit(stage, request))
+    return requests
+
+
+def _fit(stage: Stage, request: designer.Request) -> designer.Request:
+    """Shorten the excerpt until prompt and completion fit the context: a user's corpus may hold very long words."""
+    config = stage.config
+    room = config.engine.context_tokens - config.designer.max_tokens - 1
+    while True:
+        prompt = prompts.designer(request.skill, request.difficulty, request.excerpt, request.memory)
+        size = len(stage.chat.open(prompt))
+        if size <= room:
+            return request
+        if not request.excerpt:
+            raise ConfigError(
+                f"the designer's prompt takes {size} tokens without any document, but engine.context_tokens="
+                f"{config.engine.context_tokens} leaves {room} beside designer.max_tokens={config.designer.max_tokens}; "
+                "raise engine.context_tokens or lower designer.max_tokens"
+            )
+        request = replace(request, excerpt=request.excerpt[: len(request.excerpt) // 2])
+
+
+async def attempt(stage: Stage, request: designer.Request) -> Design:
+    """One design from prompt to hint. The order is: admit the program, write the hint, admit it, rewrite, refuse."""
+    config, seed = stage.config, stage.config.run.seed
+    key = episode_key(seed, f"design/{request.design_id}")
+    text, trajectory, source = await designer.write(
+        stage.engine, stage.chat, config.designer, request, key
+    )
+    draft = Design(
+        design_id=request.design_id,
+        cycle=request.cycle,
+        skill=request.skill,
+        difficulty=request.difficulty,
+        document_id=request.document_id,
+        completion=text,
+        trajectory=trajectory,
+        verdict=Verdict(False, "fence", "no complete ```python block in the completion"),
+        source=source,
+    )
+    if source is None:
+        return draft
+    solution_seeds = [named_seed(seed, "solve", request.design_id, i) for i in range(config.envs.admit_seeds)]
+    verdict = await admit(
+        stage.pool,
+        source.program,
+        solution_seeds=solution_seeds,
+        probe_seeds=[named_seed(seed, "probe", request.design_id, i) for i in range(config.envs.probe_seeds)],
+        max_probe_win_frac=config.envs.max_probe_win_frac,
+        max_turns=config.agent.max_turns,
+        rng_seed=named_seed(seed, "player", request.design_id),
+    )
+    if not verdict.admitted:
+        return replace(draft, verdict=verdict)
+    return await _hint(stage, replace(draft, verdict=verdict), source.program, solution_seeds)
+
+
+async def _hint(stage: Stage, draft: Design, program: str, seeds: Sequence[int]) -> Design:
+    """Write the hint of an admitted program, rewrite it once if refused, then refuse the design."""
+    config = stage.config
+    solutions = []
+    for seed in seeds[:HINT_CHECK_SEEDS]:
+        instance = await stage.pool.open(program, seed)
+        if isinstance(instance, Fault):
+            return replace(draft, verdict=Verdict(False, "hint", f"reset failed: {instance.detail}"))
+        solution = await instance.solution()
+        await instance.close()
+        if isinstance(solution, Fault):
+            return replace(draft, verdict=Verdict(False, "hint", f"solution failed: {solution.detail}"))
+        solutions.append(solution)
+    completion, reason = None, None
+    for attempt in range(config.hint.attempts):
+        key = episode_key(config.run.seed, f"hint/{draft.design_id}/{attempt}")
+        completion, hint = await hints.write(stage.engine, stage.chat, config.hint, program, key)
+        reason = hints.refusal(hint, solutions, config.hint.max_words)
+        if reason is None:
+            return replace(draft, hint=hint, hint_completion=completion)
+    verdict = Verdict(False, "hint", reason or "", draft.verdict.measures)
+    return replace(draft, verdict=verdict, hint_completion=completion)
+
+
+def _refuse_duplicates(stage: Stage, designs: Sequence[Design]) -> list[Design]:
+    """Refuse a program that memory or an earlier design of this cycle already holds, to the letter."""
+    seen = {record.environment_id for record in stage.curriculum.memory.records}
+    kept = []
+    for design in designs:
+        if design.verdict.admitted and design.source is not None:
+            environment_id = design.source.environment_id
+            if environment_id in seen:
+                verdict = Verdict(False, "duplicate", f"the program of environment {environment_id} again")
+                design = replace(design, verdict=verdict)
+            seen.add(environment_id)
+        kept.append(design)
+    return kept
+
+
+def play(stage: Stage, step: int) -> list[Episode]:
+    """Play every environment: unhinted always, both arms on the same seeds in the step that wrote them."""
+    config = stage.config
+    arms = (Arm.UNHINTED, Arm.HINTED) if _fresh(stage, step) else (Arm.UNHINTED,)
+    plans = [
+        agent.Play(
+            episode_id=f"s{step:05d}_{environment.environment_id}_{index}_{arm}_{play_index}",
+            environment=environment,
+            arm=arm,
+            seed=named_seed(config.run.seed, "instance", environment.environment_id, step, index),
+            play_index=play_index,
+            step=step,
+        )
+        for environment in stage.curriculum.environments
+        for index in range(config.agent.seeds)
+        for arm in arms
+        for play_index in range(config.agent.plays)
+    ]
+    return stage.runner.run(
+        stage.engine.gather(
+            [
+                agent.play(
+                    stage.engine,
+                    stage.chat,
+                    stage.pool,
+                    config.agent,
+                    config.engine.context_tokens,
+                    plan,
+                    episode_key(config.run.seed, plan.episode_id),
+                )
+                for plan in plans
+            ]
+        )
+    )
+
+
+def _fresh(stage: Stage, step: int) -> bool:
+    """Whether this step wrote the environments in play."""
+    return any(pending.step == step and pending.tallies for pending in stage.curriculum.pending)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a step trains on and what it measured; designer lists are empty unless a designer group came due."""
+
+    groups: list[Group]
+    agent_groups: int
+    zero_variance_groups: int
+    designer_rewards: list[float]
+    regrets: list[Regret]
+    win_rates: list[float]
+
+
+def score(stage: Stage, episodes: Sequence[Episode], step: int, *, flush: bool) -> Scored:
+    """Tally the plays, update memory, and form the groups to train on.
+
+    Designer groups come due `designer.delay_steps` after they were written, or at the last step (`flush`).
+    """
+    for pending in stage.curriculum.pending:
+        for episode in episodes:
+            if episode.environment_id in pending.tallies:
+                pending.tallies[episode.environment_id].add(episode, paired=pending.step == step)
+    _remember(stage)
+    agent_groups, zero_variance = _agent_groups(stage.config, episodes)
+    due = [
+        pending
+        for pending in stage.curriculum.pending
+        if flush or pending.step + stage.config.designer.delay_steps <= step
+    ]
+    stage.curriculum.pending = [p for p in stage.curriculum.pending if p not in due]
+    groups, rewards = _designer_groups(stage.config, due)
+    tallies = [tally for pending in due for tally in pending.tallies.values()]
+    regrets = [regret for tally in tallies if (regret := _regret(tally)) is not None]
+    win_rates = [tally.win_rate for tally in tallies if tally.win_rate is not None]
+    return Scored(
+        agent_groups + groups,
+        len(agent_groups) + zero_variance,
+        zero_variance,
+        rewards,
+        regrets,
+        win_rates,
+    )
+
+
+def _regret(tally: PlayTally) -> Regret | None:
+    return paired_regret(tally.pairs(Arm.HINTED), tally.pairs(Arm.UNHINTED))
+
+
+def _remember(stage: Stage) -> None:
+    """Write or refresh the memory record of every environment that has been played."""
+    for pending in stage.curriculum.pending:
+        for item in pending.designs:
+            tally = None if item.source is None else pending.tallies.get(item.source.environment_id)
+            if item.source is None or tally is None or tally.win_rate is None or not item.verdict.admitted:
+                continue
+            regret = _regret(tally)
+            stage.curriculum.memory.add(
+                memory.Record(
+                    item.source.environment_id,
+                    item.skill,
+                    memory.summary(item.source.program),
+                    tally.win_rate,
+                    None if regret is None else regret.mean,
+                    pending.cycle,
+                )
+            )
+
+
+def _agent_groups(config: Config, episodes: Sequence[Episode]) -> tuple[list[Group], int]:
+    """Unhinted, scored episodes by (environment, seed); groups without contrast teach nothing and are left out."""
+    members: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        if episode.arm is Arm.UNHINTED and not episode.outcome.void and episode.trajectory is not None:
+            members.setdefault(f"{episode.environment_id}/{episode.seed}", []).append(episode)
+    groups, zero_variance = [], 0
+    for key, group in members.items():
+        rewards = np.asarray([episode.episode_return for episode in group], np.float32)
+        if np.ptp(rewards) == 0:
+            zero_variance += 1
+            continue
+        trajectories = tuple(e.trajectory for e in group if e.trajectory is not None)
+        advantages = group_advantages(rewards, config.reward.agent_norm)
+        groups.append(Group(Role.AGENT, key, trajectories, rewards, advantages))
+    return groups, zero_variance
+
+
+def _designer_groups(config: Config, due: Sequence[Pending]) -> tuple[list[Group], list[float]]:
+    """Designs by (cycle, skill). A design that was not admitted earns a bounded penalty; one that could not be measured is out."""
+    members: dict[str, list[tuple[Design, float]]] = {}
+    for pending in due:
+        for item in pending.designs:
+            reward = _designer_reward(config, pending, item)
+            if reward is not None:
+                members.setdefault(f"{pending.cycle}/{item.skill}", []).append((item, reward))
+    groups = []
+    for key, scored in members.items():
+        rewards = np.asarray([reward for _, reward in scored], np.float32)
+        if np.ptp(rewards) > 0:
+            advantages = group_advantages(rewards, config.reward.designer_norm)
+            trajectories = tuple(design.trajectory for design, _ in scored)
+            groups.append(Group(Role.DESIGNER, key, trajectories, rewards, advantages))
+    return groups, [reward for scored in members.values() for _, reward in scored]
+
+
+def _designer_reward(config: Config, pending: Pending, item: Design) -> float | None:
+    if not item.verdict.admitted or item.source is None:
+        return config.reward.invalid_reward
+    tally = pending.tallies[item.source.environment_id]
+    regret = _regret(tally)
+    return blend(
+        tally.win_rate,
+        None if regret is None else regret.mean,
+        anchor_weight=config.reward.anchor_weight,
+        regret_weight=config.reward.regret_weight,
+        band_low=config.reward.band_low,
+        band_high=config.reward.band_high,
+        band_ramp=config.reward.band_ramp,
+        regret_scale=config.reward.regret_scale,
+    )

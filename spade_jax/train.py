@@ -1,0 +1,276 @@
+"""THE LOOP: design, play, score, update, load, save. One step is one optimiser update on both roles at once.
+
+Setting up and resuming are below it. Evaluation, several processes and asynchronous saving are deliberately not here yet.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from models.sharding import build_mesh
+from models.tokenizer import Tokenizer
+from models.weights import load_weights
+from spade_jax import measures, selfplay
+from spade_jax.config import Config, to_dict
+from spade_jax.curriculum import Curriculum
+from spade_jax.envs.limits import Limits
+from spade_jax.envs.pool import Pool
+from spade_jax.errors import CheckpointError, ConfigError
+from spade_jax.learner.batch import make_batch
+from spade_jax.learner.checkpoint import Checkpoints
+from spade_jax.learner.step import Learner, TrainState
+from spade_jax.roles.corpus import Corpus
+from spade_jax.roles.memory import Memory
+from spade_jax.rollout.chat import Chat
+from spade_jax.rollout.engine import Engine
+from spade_jax.selfplay import Stage
+from spade_jax.telemetry.live import LiveView
+from spade_jax.telemetry.sinks import RunFolder
+from spade_jax.telemetry.summary import closing, read_metrics, summary
+from spade_jax.telemetry.timing import Phases
+from spade_jax.types import Design, Episode, Group, Role
+
+logger = logging.getLogger(__name__)
+
+TOKENIZER_FILE = "tokenizer.model"
+FREE_FIELDS = ("run.dir", "run.steps", "run.checkpoint_steps", "run.keep_checkpoints", "telemetry.live")
+"""Settings that may differ on resume: they do not change what a step computes."""
+
+
+def train(config: Config, *, resume: bool = False) -> Path:
+    """Run self-play to the last step and return the run folder."""
+    with start_run(config, resume=resume) as run:
+        for step in run.remaining_steps():
+            designs = run.design(step) if step % config.run.cycle_steps == 0 else []
+            with run.phases("play"):
+                episodes = selfplay.play(run.stage, step)
+                scored = selfplay.score(run.stage, episodes, step, flush=run.is_last(step))
+            with run.phases("update"):
+                update = run.update(scored.groups)
+            run.save_episodes(step, episodes)
+            run.log(step, measures.all_of(run.stage, designs, episodes, scored) | update)
+            run.checkpoint(step)  # last: what is on disk is never behind the newest checkpoint
+    return run.finish()
+
+
+@dataclass
+class Run:
+    """The handles and the moving state of one run."""
+
+    config: Config
+    stage: Stage
+    learner: Learner
+    state: TrainState
+    version: int  # updates behind `state`
+    played_version: int  # the version that sampled the step's episodes
+    first_step: int
+    folder: RunFolder
+    checkpoints: Checkpoints
+    phases: Phases
+    view: LiveView
+
+    def remaining_steps(self) -> range:
+        """Steps not yet in a checkpoint."""
+        return range(self.first_step, self.config.run.steps)
+
+    def is_last(self, step: int) -> bool:
+        """Whether pending designer groups must be flushed."""
+        return step == self.config.run.steps - 1
+
+    def design(self, step: int) -> list[Design]:
+        """Write the next cycle's environments and put every attempt on disk."""
+        self.view.status("designing environments")
+        with self.phases("design"):
+            designs = selfplay.design(self.stage, step)
+        for environment in self.stage.curriculum.environments:
+            if environment.cycle == step // self.config.run.cycle_steps:
+                self.folder.save_environment(environment)
+        for design in designs:
+            if not design.verdict.admitted:
+                self.folder.save_rejected(design)
+        self.view.status("playing")
+        return designs
+
+    def update(self, groups: Sequence[Group]) -> dict[str, float]:
+        """One optimiser update on the groups; none when nothing is to be learnt, and the weights stay as they are."""
+        self.played_version = self.version
+        if not groups:
+            logger.warning("no group with contrast in this step: the weights stay as they are")
+            return {}
+        weights = {Role.AGENT: 1.0, Role.DESIGNER: self.config.learner.designer_weight}
+        batch = make_batch(
+            groups,
+            self.config.batch,
+            weights,
+            policy_version=self.version,
+            row_multiple=self.learner.row_multiple,
+        )
+        self.stage.engine.release()  # the update donates these arrays
+        self.state, metrics = self.learner.step(self.state, batch)
+        self.version += 1
+        self.stage.engine.load(self.state.params, self.version)
+        return metrics
+
+    def save_episodes(self, step: int, episodes: Sequence[Episode]) -> None:
+        """Put the step's episodes on disk."""
+        self.folder.save_episodes(step, episodes)
+
+    def checkpoint(self, step: int) -> None:
+        """Save everything that moves, every `run.checkpoint_steps` and after the last step."""
+        if (step + 1) % self.config.run.checkpoint_steps and not self.is_last(step):
+            return
+        with self.phases("checkpoint"):
+            host = {
+                "version": self.version,
+                "curriculum": self.stage.curriculum.state(),
+                "corpus": self.stage.corpus.state(),
+            }
+            self.checkpoints.save(step, self.state, host)
+
+    def log(self, step: int, metrics: dict[str, int | float]) -> None:
+        """Write one line of metrics and show it."""
+        line = {
+            "progress/step": step,
+            "progress/cycle": step // self.config.run.cycle_steps,
+            "progress/policy_version": self.played_version,
+            **metrics,
+            **measures.services(self.config, self.stage.engine.stats(), self.stage.pool.stats()),
+            **self.phases.drain(),
+        }
+        self.folder.log(line)
+        self.view.show(line)
+
+    def finish(self) -> Path:
+        """Write the summary and say where the run is and what changed."""
+        start = load_weights(self.config.run.init_from, self.config.model)
+        moved = float(
+            optax.global_norm(jax.tree.map(jnp.subtract, self.state.params, start)) / optax.global_norm(start)
+        )
+        lines = read_metrics(self.folder.path / "metrics.jsonl")
+        self.folder.save_summary(summary(lines, moved))
+        logger.info("%s", closing(lines, moved, self.folder.path))
+        return self.folder.path
+
+
+@contextlib.contextmanager
+def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
+    """Open the run folder, build every part, restore the newest checkpoint if resuming, and close all on the way out.
+
+    Raises:
+        ConfigError: the folder holds a run and `resume` is off, or holds a run of another config.
+        CheckpointError: the newest checkpoint cannot be used.
+    """
+    folder = RunFolder(config.run.dir)
+    _claim(folder, config, resume=resume)
+    with contextlib.ExitStack() as stack:
+        runner = stack.enter_context(asyncio.Runner())
+        mesh = build_mesh(**dataclasses.asdict(config.mesh))
+        stage = make_stage(config, runner, mesh)
+        stack.callback(lambda: runner.run(stage.pool.close()))
+        learner = Learner(config.model, config.learner, mesh)
+        checkpoints = stack.enter_context(
+            Checkpoints(folder.checkpoints, config.run.keep_checkpoints, _binding(config))
+        )
+        started = time.perf_counter()
+        stage.engine.compile()
+        logger.info("compiled %d sampler programs in %.0f s", stage.engine.num_compiles, time.perf_counter() - started)
+        state, version, first_step = _restore(config, stage, learner, mesh, checkpoints, folder, resume=resume)
+        stage.engine.load(state.params, version)
+        view = stack.enter_context(LiveView(config.run.steps, config.telemetry.live))
+        yield Run(
+            config, stage, learner, state, version, version, first_step, folder, checkpoints, Phases(), view
+        )
+
+
+def make_stage(config: Config, runner: asyncio.Runner, mesh: Mesh) -> Stage:
+    """Build what self-play needs, pool started, engine without weights; the caller closes the pool."""
+    if not config.run.init_from:
+        raise ConfigError(
+            "run.init_from is empty: expected a folder with tokenizer.model and weights, such as assets/tiny"
+        )
+    tokenizer = Tokenizer.load(Path(config.run.init_from) / TOKENIZER_FILE)
+    if tokenizer.vocab_size != config.model.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size={config.model.vocab_size}, but the tokenizer in {config.run.init_from} has "
+            f"{tokenizer.vocab_size} pieces; set --model.vocab-size {tokenizer.vocab_size}"
+        )
+    corpus = Corpus.load(config.corpus, config.run.seed)
+    limits = Limits(**{f.name: getattr(config.envs, f.name) for f in dataclasses.fields(Limits)})
+    pool = Pool(limits)
+    runner.run(pool.start())
+    engine = Engine(config.model, config.engine, mesh)
+    return Stage(config, engine, pool, Chat(tokenizer), corpus, Curriculum(Memory(config.memory)), runner)
+
+
+def _claim(folder: RunFolder, config: Config, *, resume: bool) -> None:
+    """Make the folder this run's, or refuse it."""
+    saved = folder.saved_config()
+    if saved is None:
+        if resume:
+            raise ConfigError(f"--resume: {folder.path} holds no run; leave --resume out to start one")
+        folder.save_config(to_dict(config))
+        return
+    if not resume:
+        raise ConfigError(
+            f"run.dir={str(folder.path)!r} already holds a run; continue it with --resume or choose another --run.dir"
+        )
+    there, here = _binding_fields(saved), _binding_fields(to_dict(config))
+    different = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
+    if different:
+        name = different[0]
+        raise ConfigError(
+            f"run.dir={str(folder.path)!r} holds a run of another config: {name} is {there.get(name)!r} there and "
+            f"{here.get(name)!r} here ({len(different)} differ); resume with the same options or choose another --run.dir"
+        )
+    folder.save_config(to_dict(config))
+
+
+def _binding_fields(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        f"{section}.{name}": value
+        for section, fields in config.items()
+        for name, value in fields.items()
+        if f"{section}.{name}" not in FREE_FIELDS
+    }
+
+
+def _binding(config: Config) -> dict[str, Any]:
+    return _binding_fields(to_dict(config))
+
+
+def _restore(
+    config: Config,
+    stage: Stage,
+    learner: Learner,
+    mesh: Mesh,
+    checkpoints: Checkpoints,
+    folder: RunFolder,
+    *,
+    resume: bool,
+) -> tuple[TrainState, int, int]:
+    """State, policy version and first step; on resume the run folder is cut back to the checkpoint."""
+    if not resume or checkpoints.latest() is None:
+        folder.cut(-1, -1)
+        return learner.init(load_weights(config.run.init_from, config.model, mesh)), 0, 0
+    step, state, host = checkpoints.restore(learner.abstract_state())
+    stage.curriculum.restore(host["curriculum"])
+    stage.corpus.restore(host["corpus"])
+    if step + 1 >= config.run.steps:
+        raise CheckpointError(
+            f"{folder.path} is finished: its checkpoint is of step {step + 1} of run.steps={config.run.steps}; "
+            "raise --run.steps to go on"
+        )
+    folder.cut(step, step // config.run.cycle_steps)
+    logger.info("resuming after step %d from %s", step + 1, folder.checkpoints)
+    return state, host["version"], step + 1

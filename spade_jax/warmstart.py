@@ -1,0 +1,170 @@
+"""`spade-jax warmstart`: teach a small policy, from random weights, to speak in both roles.
+
+A small policy cannot write Python untaught, so it imitates the environment library: designs grounded in documents, hints,
+and expert plays. The result is a folder with tokenizer and weights that `train` starts from (`run.init_from`). There is no
+resume here: a warm start is short, and the same command and seed make the same weights on the same machine.
+"""
+
+import asyncio
+import dataclasses
+import logging
+import random
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from models.sharding import build_mesh
+from models.tokenizer import Tokenizer, train as train_tokenizer
+from models.transformer import init_params
+from models.weights import save_weights
+from spade_jax.config import BatchConfig, Config
+from spade_jax.envs.limits import Limits
+from spade_jax.envs.pool import Pool
+from spade_jax.errors import ConfigError
+from spade_jax.learner.batch import make_batch, pack
+from spade_jax.learner.step import Learner
+from spade_jax.roles import prompts
+from spade_jax.roles.corpus import Corpus
+from spade_jax.roles.examples import Example, Grounded, ground, play_examples, text_examples
+from spade_jax.rollout.chat import Chat
+from spade_jax.types import Group, Role, Trajectory
+
+logger = logging.getLogger(__name__)
+
+TOKENIZER_FILE = "tokenizer.model"
+TOKENIZER_PROGRAMS = 1500  # prompts and programs the tokenizer is fitted to
+TOKENIZER_DOCUMENTS = 500  # whole documents it is fitted to
+WARMUP_STEPS = 50
+ROLE_WEIGHTS = {Role.DESIGNER: 1.0, Role.AGENT: 0.5}  # programs are harder to learn than plays
+
+
+def warmstart(config: Config) -> Path:
+    """Make the tokenizer, train the policy, write both to `warmstart.out`, and return that folder."""
+    out = Path(config.warmstart.out)
+    out.mkdir(parents=True, exist_ok=True)
+    corpus = Corpus.load(config.corpus, config.run.seed)
+    tokenizer = _fit_tokenizer(config, corpus, out / TOKENIZER_FILE)
+    chat = Chat(tokenizer)
+    started = time.perf_counter()
+    plays = asyncio.run(_plays(config, corpus, chat))
+    logger.info(
+        "%d documents, %d expert plays in %.0f s", len(corpus), len(plays), time.perf_counter() - started
+    )
+    mesh = build_mesh(**dataclasses.asdict(config.mesh))
+    optimiser = dataclasses.replace(
+        config.learner, lr=config.warmstart.lr, warmup_steps=min(WARMUP_STEPS, config.warmstart.steps // 10)
+    )
+    learner = Learner(config.model, optimiser, mesh, total_steps=config.warmstart.steps)
+    state = learner.init(init_params(config.model, jax.random.key(config.run.seed), mesh))
+    batches = _batches(config, corpus, chat, plays)
+    for step in range(config.warmstart.steps):
+        started = time.perf_counter()
+        examples = next(batches)
+        batch = make_batch(
+            _groups(examples), _batch_config(config), ROLE_WEIGHTS, policy_version=0, row_multiple=learner.row_multiple
+        )
+        state, metrics = learner.step(state, batch, objective="nll")
+        if step % config.warmstart.log_steps == 0 or step == config.warmstart.steps - 1:
+            logger.info("%s", _line(config, step, examples, metrics, time.perf_counter() - started))
+            save_weights(out, config.model, state.params)
+    logger.info("tokenizer and weights are in %s", out)
+    return out
+
+
+def _batch_config(config: Config) -> BatchConfig:
+    rows = min(config.batch.microbatch_rows, config.warmstart.rows)
+    return BatchConfig(row_tokens=config.warmstart.row_tokens, microbatch_rows=rows)
+
+
+def _fit_tokenizer(config: Config, corpus: Corpus, path: Path) -> Tokenizer:
+    """Fit the tokenizer to prompts and programs as the policy will meet them, and to whole documents."""
+    rng = random.Random(f"tokenizer/{config.run.seed}")
+    texts = [
+        part
+        for _ in range(TOKENIZER_PROGRAMS)
+        for part in _texts(ground(rng, corpus, config.designer.document_words))
+    ]
+    texts += [corpus[rng.randrange(len(corpus))].text for _ in range(TOKENIZER_DOCUMENTS)]
+    return train_tokenizer(texts, path, config.model.vocab_size)
+
+
+def _texts(item: Grounded) -> tuple[str, str, str]:
+    prompt = prompts.designer(item.skill, item.difficulty, item.excerpt, ())
+    return prompt, item.draw.program, item.draw.hint
+
+
+async def _plays(config: Config, corpus: Corpus, chat: Chat) -> list[Example]:
+    """Expert plays, made once: each needs a worker, and they are short."""
+    limits = Limits(
+        **{f.name: getattr(config.envs, f.name) for f in dataclasses.fields(Limits)}
+    )
+    async with Pool(limits) as pool:
+        made = play_examples(
+            config.run.seed, corpus, chat, pool, config.designer.document_words, config.warmstart.plays
+        )
+        return [example async for example in made]
+
+
+def _batches(
+    config: Config, corpus: Corpus, chat: Chat, plays: Sequence[Example]
+) -> Iterator[list[Example]]:
+    """Endless lists of examples that together fill `warmstart.rows` rows; what does not fit opens the next list."""
+    texts = text_examples(config.run.seed, corpus, chat, config.designer.document_words)
+    rng = random.Random(f"batches/{config.run.seed}")
+    taught = {"text": 1, "play": 1}
+    examples: list[Example] = []
+    while True:
+        share = taught["text"] / (taught["text"] + taught["play"])
+        kind = "text" if share < config.warmstart.design_share else "play"
+        example = next(texts) if kind == "text" else plays[rng.randrange(len(plays))]
+        taught[kind] += len(example.tokens)
+        if len(example.tokens) > config.warmstart.row_tokens:
+            raise ConfigError(
+                f"warmstart.row_tokens={config.warmstart.row_tokens} is shorter than an example of "
+                f"{len(example.tokens)} tokens ({example.kind}); set it to at least that"
+            )
+        lengths = [len(item.tokens) for item in [*examples, example]]
+        if len(pack(lengths, config.warmstart.row_tokens)) > config.warmstart.rows:
+            yield examples
+            examples = []
+        examples.append(example)
+
+
+def _groups(examples: Sequence[Example]) -> list[Group]:
+    """Examples as trajectories: nothing sampled them, so the log-probabilities are zeros that NLL does not read."""
+    return [
+        Group(
+            example.role,
+            example.kind,
+            (
+                Trajectory(
+                    tokens=example.tokens,
+                    loss_mask=example.loss_mask,
+                    sampler_logprobs=np.zeros(len(example.tokens), np.float32),
+                    turn_index=np.zeros(len(example.tokens), np.int16),
+                    policy_version=0,
+                    temperature=1.0,
+                ),
+            ),
+            np.zeros(1, np.float32),
+            np.zeros(1, np.float32),
+        )
+        for example in examples
+    ]
+
+
+def _line(
+    config: Config, step: int, examples: Sequence[Example], metrics: dict[str, float], seconds: float
+) -> str:
+    losses = " ".join(
+        f"{role.value} {metrics[f'loss/{role}']:.3f}" for role in Role if f"loss/{role}" in metrics
+    )
+    tokens = sum(len(example.tokens) for example in examples)
+    left = (config.warmstart.steps - step - 1) * seconds / 60
+    return (
+        f"step {step + 1}/{config.warmstart.steps}  loss: {losses}  grad norm {metrics['optim/grad_norm']:.2f}  "
+        f"{len(examples)} examples, {tokens / seconds:.0f} tokens/s, about {left:.0f} min left"
+    )

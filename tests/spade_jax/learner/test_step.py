@@ -1,0 +1,192 @@
+"""The step against a naive loss: packing, microbatches, shardings, metrics, broken gradients."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from helpers import tree_allclose
+from models import transformer
+from spade_jax.config import BatchConfig
+from spade_jax.errors import SpadeError
+from spade_jax.learner.batch import make_batch
+from spade_jax.types import Role
+
+WEIGHTS = {Role.AGENT: 1.0, Role.DESIGNER: 0.5}
+SEQ = 32
+
+
+def pack(groups, rows: int = 2, row_multiple: int = 1):
+    config = BatchConfig(row_tokens=SEQ, microbatch_rows=rows)
+    return make_batch(groups, config, WEIGHTS, policy_version=0, row_multiple=row_multiple)
+
+
+@pytest.fixture(scope="module")
+def reference(model, groups):
+    """Loss and gradient of one trajectory a row, in one batch, without masks, shifts or packing."""
+    trajectories = [
+        (group.role, t, a)
+        for group in groups
+        for t, a in zip(group.trajectories, group.advantages, strict=True)
+    ]
+    padded = [np.pad(t.tokens, (0, SEQ - len(t.tokens))) for _, t, _ in trajectories]
+    segments = np.stack([np.arange(SEQ) < len(t.tokens) for _, t, _ in trajectories]).astype(
+        np.int32
+    )
+    positions = np.tile(np.arange(SEQ, dtype=np.int32), (len(trajectories), 1))
+    inputs = [jnp.array(value) for value in (np.stack(padded), positions, segments)]
+
+    def loss(params):
+        hidden = transformer.forward(
+            model, params, inputs[0], inputs[1], segment_ids=inputs[2]
+        ).hidden
+        scores = transformer.logits(model, params, hidden)
+        totals, counts, gaps = dict.fromkeys(WEIGHTS, 0.0), dict.fromkeys(WEIGHTS, 0), []
+        for row, (role, t, advantage) in enumerate(trajectories):
+            table = jax.nn.log_softmax(scores[row] / t.temperature, axis=-1)
+            for place in np.flatnonzero(t.loss_mask).tolist():
+                current = table[place - 1, int(t.tokens[place])]
+                old = jax.lax.stop_gradient(current)
+                sampler = float(t.sampler_logprobs[place])
+                importance = jnp.minimum(jnp.exp(old - sampler), 2.0)
+                totals[role] += -importance * jnp.exp(current - old) * float(advantage)
+                counts[role] += 1
+                if t.policy_version == 0:
+                    gaps.append(jnp.abs(old - sampler))
+        means = {role: totals[role] / counts[role] for role in WEIGHTS}
+        return sum(WEIGHTS[role] * means[role] for role in WEIGHTS), (means, jnp.stack(gaps))
+
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+def test_packed_microbatches_equal_the_naive_loss(learner, groups, params, reference) -> None:
+    batch = pack(groups)
+    assert batch.num_microbatches == 2 and batch.segment_ids.max() == 2  # both are at work
+    grads, sums = learner.gradients(params, batch)
+    (value, (means, gaps)), expected = reference(params)
+    assert float(sums.total) == pytest.approx(float(value), abs=1e-6)
+    assert tree_allclose(grads, expected, rtol=1e-4, atol=1e-6)
+
+    norm = float(jnp.sqrt(sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(expected))))
+    _, metrics = learner.step(learner.init(params), batch)
+    assert metrics["loss/agent"] == pytest.approx(float(means[Role.AGENT]), abs=1e-6)
+    assert metrics["loss/designer"] == pytest.approx(float(means[Role.DESIGNER]), abs=1e-6)
+    assert metrics["optim/grad_norm"] == pytest.approx(norm, rel=1e-4)
+    assert metrics["sampler/learner_logprob_gap_max"] == pytest.approx(float(gaps.max()), abs=1e-5)
+    assert metrics["sampler/learner_logprob_gap_mean"] == pytest.approx(
+        float(gaps.mean()), abs=1e-5
+    )
+
+
+def test_packing_and_order_change_nothing(learner, groups, params) -> None:
+    """Rows shared by two trajectories, against a row for each, in the same compiled shape."""
+    shared = pack(groups)
+    pieces = [pack([group]) for group in groups]
+    counts = [piece.loss_mask.sum() for piece in pieces]
+    alone, total = None, 0.0
+    for group, count in zip(groups, counts, strict=True):
+        for index in range(len(group.trajectories)):
+            one = type(group)(
+                group.role,
+                group.key,
+                group.trajectories[index : index + 1],
+                group.rewards[:1],
+                group.advantages[index : index + 1],
+            )
+            single = pack([one])
+            share = single.loss_mask.sum() / count
+            grads, sums = learner.gradients(params, single)
+            scaled = jax.tree.map(lambda leaf, share=share: leaf * jnp.float32(share), grads)
+            alone = scaled if alone is None else jax.tree.map(jnp.add, alone, scaled)
+            total += float(sums.total) * share
+    grads, sums = learner.gradients(params, shared)
+    assert float(sums.total) == pytest.approx(total, abs=1e-6)
+    assert tree_allclose(grads, alone, rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_masked_or_padded_does_not_matter(learner, groups, params) -> None:
+    batch = pack(groups)
+    noise = np.random.default_rng(0)
+    off, padding = ~batch.loss_mask, batch.segment_ids == 0
+    changed = batch._replace(
+        sampler_logprobs=np.where(
+            off, noise.normal(0, 50, off.shape).astype(np.float32), batch.sampler_logprobs
+        ),
+        advantages=np.where(
+            off, noise.normal(0, 50, off.shape).astype(np.float32), batch.advantages
+        ),
+        tokens=np.where(padding, noise.integers(0, 64, off.shape).astype(np.int32), batch.tokens),
+        roles=np.where(off, 1, batch.roles).astype(np.int8),
+        fresh=batch.fresh | off,
+    )
+    grads, sums = learner.gradients(params, batch)
+    other_grads, other_sums = learner.gradients(params, changed)
+    assert tree_allclose(other_sums, sums, rtol=1e-6, atol=1e-7)
+    assert tree_allclose(other_grads, grads, rtol=1e-5, atol=1e-7)
+
+
+def test_sharded_equals_unsharded(learner, sharded_learner, groups, params) -> None:
+    assert (learner.row_multiple, sharded_learner.row_multiple) == (1, 4)
+    batch = pack(groups, row_multiple=sharded_learner.row_multiple)
+    assert batch.tokens.shape == (
+        1,
+        4,
+        SEQ,
+    )  # one microbatch, where the unsharded learner takes two
+    expected, expected_sums = learner.gradients(params, pack(groups))
+    state = sharded_learner.init(jax.tree.map(np.asarray, params))
+    for leaf, moment in zip(
+        *map(jax.tree.leaves, (state.params, state.opt_state[1][0].mu)), strict=True
+    ):
+        assert moment.sharding == leaf.sharding
+    assert any(not leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state.params))
+    grads, sums = sharded_learner.gradients(state.params, batch)
+    assert tree_allclose(sums, expected_sums, rtol=1e-4, atol=1e-5)
+    assert tree_allclose(grads, expected, rtol=1e-3, atol=1e-6)
+
+
+def test_steps_learn_and_count(learner, groups, params) -> None:
+    """With NLL the losses fall, both roles have a gradient, and the metrics of GRPO are absent."""
+    state, batch = learner.init(params), pack(groups)
+    state, first = learner.step(state, batch, "nll")
+    for _ in range(5):
+        state, last = learner.step(state, batch, "nll")
+    assert int(state.step) == 6
+    assert last["loss/agent"] < 0.8 * first["loss/agent"]
+    assert last["loss/designer"] < 0.8 * first["loss/designer"]
+    assert first["optim/lr"] == pytest.approx(1e-2)
+    assert first["optim/agent_grad_norm"] > 0 and first["optim/designer_grad_norm"] > 0
+    assert not [name for name in last if "gap" in name or "entropy" in name or "clip" in name]
+
+
+def test_only_measured_metrics_are_there(learner, groups, params) -> None:
+    stale = make_batch(groups[:1], BatchConfig(SEQ, 2), WEIGHTS, policy_version=7)
+    _, metrics = learner.step(learner.init(params), stale)
+    assert not [name for name in metrics if "designer" in name or "gap" in name]
+    assert metrics["policy/entropy_agent_mean"] == pytest.approx(np.log(64), rel=0.02)
+    assert metrics["loss/clip_frac"] == 0.0  # measured: one update per batch cannot clip
+    assert 0.0 < metrics["loss/tis_clip_frac"] < 1.0
+    assert 1 / 4 <= metrics["moe/expert_load_max_frac"] <= 1 / 2
+    assert metrics["batch/tokens_count"] == 45
+
+
+def test_a_role_without_advantage_has_no_gradient(learner, groups, params) -> None:
+    flat = type(groups[1])(
+        groups[1].role, groups[1].key, groups[1].trajectories, groups[1].rewards, np.zeros(2)
+    )
+    _, metrics = learner.step(learner.init(params), pack([groups[0], flat]))
+    assert metrics["optim/designer_grad_norm"] == 0.0
+    assert metrics["optim/agent_grad_norm"] > 0.0
+
+
+def test_a_gradient_that_is_not_finite_is_refused_and_changes_nothing(
+    learner, groups, params
+) -> None:
+    state, batch = learner.init(params), pack(groups)
+    before = jax.tree.map(lambda leaf: np.array(leaf), state)
+    broken = batch._replace(
+        advantages=np.where(batch.loss_mask, np.float32(np.inf), batch.advantages)
+    )
+    with pytest.raises(SpadeError, match="step 0: the gradient norm is nan"):
+        learner.step(state, broken)
+    assert tree_allclose(jax.tree.map(np.asarray, state), before, rtol=0, atol=0)
