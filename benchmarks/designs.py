@@ -2,8 +2,9 @@
 
     python benchmarks/designs.py [--designs 100] [--config configs/tiny.py] [--temperatures 0.6 1.0]
 
-Needs nothing beyond the package. Each design is judged by the admission of a run. Then the same prompt is given another
-document, with the same sampling key, and the two programs are compared. The last line is JSON.
+Needs nothing beyond the package. Each design is judged by the admission of a run. Then the same
+prompt is given another document, with the same sampling key, and the two programs are compared. The
+last line is JSON.
 """
 
 import argparse
@@ -61,7 +62,15 @@ def design_all(stage: Stage, config: Config, count: int, offset: int) -> list[De
         skill = config.designer.skills[index % len(config.designer.skills)]
         shown = excerpt(document, config.designer.document_words)
         requests.append(
-            Request(f"bench_{index:03d}", 0, skill, config.designer.difficulty, document.document_id, shown, ())
+            Request(
+                f"bench_{index:03d}",
+                0,
+                skill,
+                config.designer.difficulty,
+                document.document_id,
+                shown,
+                (),
+            )
         )
     return stage.runner.run(stage.engine.gather([attempt(stage, request) for request in requests]))
 
@@ -70,13 +79,17 @@ def carried(stage: Stage, config: Config, design: Design, document_index: int) -
     """Rare words of the design's document that its program contains."""
     assert design.source is not None
     words = set(re.findall(r"[a-z]{4,12}", design.source.program.lower()))
-    shown = excerpt(stage.corpus[document_index % len(stage.corpus)], config.designer.document_words)
+    shown = excerpt(
+        stage.corpus[document_index % len(stage.corpus)], config.designer.document_words
+    )
     return set(stage.corpus.rare_terms(shown)) & words
 
 
 def measure(stage: Stage, config: Config, count: int, temperature: float) -> dict[str, float]:
     """Shares over `count` designs; the grounding shares are over the admitted ones."""
-    config = dataclasses.replace(config, designer=dataclasses.replace(config.designer, temperature=temperature))
+    config = dataclasses.replace(
+        config, designer=dataclasses.replace(config.designer, temperature=temperature)
+    )
     stage = dataclasses.replace(stage, config=config)
     first = design_all(stage, config, count, 0)
     second = design_all(stage, config, count, 1009)
@@ -91,14 +104,18 @@ def measure(stage: Stage, config: Config, count: int, temperature: float) -> dic
             changed += not terms[i] <= set(re.findall(r"[a-z]{4,12}", other.program.lower()))
     families = {family(design.source.program) for _, design in admitted if design.source}
     skeletons = {skeleton(design.source.program) for _, design in admitted if design.source}
-    print(f"temperature {temperature}: admitted {len(admitted)} of {count}; refused by gate {dict(refusals)}")
+    print(
+        f"temperature {temperature}: admitted {len(admitted)} of {count}; refused by gate "
+        f"{dict(refusals)}"
+    )
     print(f"  families {sorted(families)}")
     known = {item.class_name for item in FAMILIES}
     print(f"  class names outside the library: {sorted(families - known)}")
     return {
         "admitted_frac": len(admitted) / count,
         "solution_wins_frac": sum(
-            d.verdict.admitted or d.verdict.gate in ("constant", "random", "hint", "duplicate") for d in first
+            d.verdict.admitted or d.verdict.gate in ("constant", "random", "hint", "duplicate")
+            for d in first
         )
         / count,
         "families": float(len(families)),

@@ -1,4 +1,6 @@
-"""The embedded default: a 7 M-parameter policy that shows the whole loop on two CPU cores in minutes."""
+"""The embedded default: a 7 M-parameter policy that shows the whole loop on two CPU cores in
+minutes.
+"""
 
 from pathlib import Path
 

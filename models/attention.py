@@ -1,12 +1,15 @@
-"""Grouped-query attention over packed rows (training) and over a key-value cache (sampling), by one blockwise core.
+"""Grouped-query attention, over packed rows (training) and over a key-value cache (sampling).
 
-A query attends to one contiguous range of keys, `first..last`; a range with last < first is padding and gives zeros.
+A query attends to one contiguous range of keys, `first..last`; a range with last < first is padding
+and gives zeros.
 
-    packed row   ids   1 1 1 2 2 0       query 4 (id 2) sees keys 3..4
-    cache slot   keys  k0 k1 k2 old old  a query at position 2 sees keys 0..2; what an earlier sequence left is never read
+    packed row   ids   1 1 1 2 2 0       query 4 (id 2) sees keys 3..4, query 5 (padding) sees none
+    cache slot   keys  0 1 2 x x x       the query at position 2 sees keys 0..2, never what an
+                                         earlier sequence left at x
 
-The core visits only the blocks of keys that some query of its block can see, with an online softmax, and recomputes the
-weights in the backward pass: time follows the live ranges, memory is one block. Accelerator kernels are not here.
+One core serves both. It visits only the blocks of keys that some query of its block can see, with
+an online softmax, and recomputes the weights in the backward pass: time follows the live ranges,
+memory is one block. Accelerator kernels are not here.
 """
 
 from typing import NamedTuple
@@ -86,7 +89,7 @@ class Attention(nnx.Module):
 def packed_ranges(
     segment_ids: Int[Array, "rows seq"],
 ) -> tuple[Int[Array, "rows seq"], Int[Array, "rows seq"]]:
-    """Return the keys each token of a packed row sees: its run of equal ids up to itself, or none for id 0."""
+    """Return first and last key of each token: its run of equal ids up to itself; none for id 0."""
     index = jnp.broadcast_to(
         jnp.arange(segment_ids.shape[1], dtype=jnp.int32)[None], segment_ids.shape
     )
@@ -102,7 +105,7 @@ def attend_packed(
     segment_ids: Int[Array, "rows seq"],
     mesh: Mesh | None = None,
 ) -> Float[Array, "rows seq heads head_dim"]:
-    """Attend causally within the segments of each row; with a mesh, each device does its own rows and heads."""
+    """Attend causally within segments; with a mesh, each device does its own rows and heads."""
 
     def local(query: Array, key: Array, value: Array, segment_ids: Array) -> Array:
         rows = jnp.arange(query.shape[0], dtype=jnp.int32)
@@ -119,7 +122,7 @@ def write_cache(
     positions: Int[Array, "rows seq"],
     slot_ids: Int[Array, " rows"],
 ) -> Float[Array, "slots context kv_heads head_dim"]:
-    """Write rows at (slot, position) in place; writes at position -1 or past the context are dropped."""
+    """Write at (slot, position) in place; positions -1 or past the context are dropped."""
     # A negative index would wrap to the end; one past the end is dropped.
     columns = jnp.where(positions < 0, cached.shape[1], positions)
     return cached.at[slot_ids[:, None], columns].set(new, mode="drop")
@@ -147,7 +150,7 @@ def attend(
 
 
 class _Grid:
-    """The blocks of one attention: `blocks` query blocks a row, each with its range of key blocks."""
+    """The blocks of one attention: `blocks` of queries a row, each with its range of key blocks."""
 
     def __init__(self, query: Array, key: Array, slot_ids: Array, first: Array, last: Array):
         self.rows, seq, heads, self.dim = query.shape
@@ -175,7 +178,7 @@ class _Grid:
         return jax.lax.dynamic_update_slice(x, block, (row, start, 0, 0))
 
     def load_keys(self, x: Array, row: Array, block: Array) -> Array:
-        """Return one block as [keys, kv_heads, head_dim]; the last one is moved back to end with the context."""
+        """Return one block as [keys, kv_heads, head_dim]; the last one ends with the context."""
         shape = (1, self.keys, self.kv_heads, self.dim)
         return jax.lax.dynamic_slice(x, (self.slot_ids[row], self._start(block), 0, 0), shape)[0]
 
@@ -191,8 +194,9 @@ class _Grid:
 
     def ranges(self, row: Array, start: Array) -> tuple[Array, Array]:
         """Return first and last key of every query of a block."""
-        cut = lambda x: jax.lax.dynamic_slice(x, (row, start), (1, self.queries))[0]  # noqa: E731
-        return cut(self.first), cut(self.last)
+        size = (1, self.queries)
+        first = jax.lax.dynamic_slice(self.first, (row, start), size)[0]
+        return first, jax.lax.dynamic_slice(self.last, (row, start), size)[0]
 
     def key_blocks(self, first: Array, last: Array) -> tuple[Array, Array]:
         """Return the range of key blocks that holds the keys of all live queries."""
@@ -202,12 +206,10 @@ class _Grid:
         return begin, end
 
     def mask(self, first: Array, last: Array, block: Array) -> Array:
-        """Return [1, group * queries, keys]: which keys of the block a query sees, each key in one block only."""
+        """Return [1, group * queries, keys]: what each query sees; no key is in two blocks."""
         index = (self._start(block) + jnp.arange(self.keys))[None, :]
         seen = (index >= first[:, None]) & (index <= last[:, None]) & (index >= block * self.keys)
-        return jnp.broadcast_to(seen[None], (self.group, self.queries, self.keys)).reshape(
-            1, -1, self.keys
-        )
+        return jnp.tile(seen, (self.group, 1))[None]
 
 
 @jax.custom_vjp
@@ -220,7 +222,7 @@ def _attend(
 def _attend_forward(
     query: Array, key: Array, value: Array, slot_ids: Array, first: Array, last: Array
 ):
-    """Return the output, and what the backward pass needs: inputs, output and log-sum-exp of the scores."""
+    """Return the output, and for the backward pass the log-sum-exp of the scores as well."""
     grid = _Grid(query, key, slot_ids, first, last)
     width = grid.group * grid.queries
 
@@ -246,7 +248,8 @@ def _attend_forward(
         peak, total, sums = jax.lax.fori_loop(begin, end, key_block, state)
         total = jnp.where(total > 0, total, 1.0)  # a query that sees nothing gives zeros
         output = grid.store_queries(results[0], sums / total[:, :, None], row, start)
-        return output, results[1].at[index].set(peak + jnp.log(total))
+        log_sum = peak + jnp.log(total)
+        return output, jax.lax.dynamic_update_index_in_dim(results[1], log_sum, index, 0)
 
     num_blocks = grid.rows * grid.blocks
     log_sums = jnp.zeros((num_blocks, grid.kv_heads, width), query.dtype)
@@ -256,7 +259,7 @@ def _attend_forward(
 
 
 def _attend_backward(residuals: tuple[Array, ...], grad: Array):
-    """Recompute the weights of each block from the log-sum-exp; return the gradients of query, key and value."""
+    """Recompute the weights from the log-sum-exp; return gradients of query, key and value."""
     query, key, value, slot_ids, first, last, output, log_sums = residuals
     grid = _Grid(query, key, slot_ids, first, last)
     scale = grid.dim**-0.5

@@ -1,4 +1,6 @@
-"""The shape of the transformer. Reading Hugging Face `config.json` files is deliberately not here yet."""
+"""The shape of the transformer. Reading Hugging Face `config.json` files is deliberately not here
+yet.
+"""
 
 from dataclasses import dataclass
 
@@ -24,21 +26,35 @@ class TransformerConfig:
     tied_head: bool = True  # the output head is the embedding table
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "num_layers", "embed", "num_heads", "num_kv_heads", "mlp", "num_experts"):
+        for name in (
+            "vocab_size",
+            "num_layers",
+            "embed",
+            "num_heads",
+            "num_kv_heads",
+            "mlp",
+            "num_experts",
+        ):
             if getattr(self, name) < 1:
                 raise ModelError(f"model.{name}={getattr(self, name)} must be at least 1")
         if self.head_dim < 2 or self.head_dim % 2:
-            raise ModelError(f"model.head_dim={self.head_dim} must be even (rotary pairs); set {self.head_dim + 1}")
+            raise ModelError(
+                f"model.head_dim={self.head_dim} must be even (rotary pairs); set "
+                f"{self.head_dim + 1}"
+            )
         if self.num_heads % self.num_kv_heads:
             raise ModelError(
-                f"model.num_heads={self.num_heads} must divide by model.num_kv_heads={self.num_kv_heads}; "
+                f"model.num_heads={self.num_heads} must divide by "
+                f"model.num_kv_heads={self.num_kv_heads}; "
                 "set num_kv_heads to a divisor of num_heads"
             )
         if not 1 <= self.experts_per_token <= self.num_experts:
             raise ModelError(
-                f"model.experts_per_token={self.experts_per_token} must lie in 1..model.num_experts={self.num_experts}"
+                f"model.experts_per_token={self.experts_per_token} must lie in "
+                f"1..model.num_experts={self.num_experts}"
             )
         if self.norm_eps <= 0 or self.rope_theta <= 0:
             raise ModelError(
-                f"model.norm_eps={self.norm_eps} and model.rope_theta={self.rope_theta} must be positive"
+                f"model.norm_eps={self.norm_eps} and model.rope_theta={self.rope_theta} must "
+                f"be positive"
             )

@@ -2,4 +2,6 @@
 
 
 class ModelError(Exception):
-    """A model, tokenizer, mesh or weight file cannot be used; the message says why and what to change."""
+    """A model, tokenizer, mesh or weight file cannot be used; the message says why and what to
+    change.
+    """

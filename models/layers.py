@@ -1,8 +1,10 @@
-"""The small parts every block is built from: parameters with logical axes, RMSNorm, rotary positions.
+"""The small parts every block is built from: parameters with logical axes, RMSNorm, rotary
+positions.
 
-A parameter is described once, where its module makes it: shape, logical axis names and standard deviation. The axis
-names travel as metadata on the `nnx.Param` and `models.sharding` maps them to a mesh. They are deliberately not flax's
-own sharding metadata, which places arrays eagerly and so needs a mesh in context. All parameters and activations are float32.
+A parameter is described once, where its module makes it: shape, logical axis names and standard
+deviation. The axis names travel as metadata on the `nnx.Param` and `models.sharding` maps them to a
+mesh. They are deliberately not flax's own sharding metadata, which places arrays eagerly and so
+needs a mesh in context. All parameters and activations are float32.
 """
 
 import math
@@ -42,7 +44,7 @@ class RMSNorm(nnx.Module):
 def rotary_angles(
     positions: Int[Array, "rows seq"], head_dim: int, theta: float
 ) -> tuple[Float[Array, "rows seq 1 half"], Float[Array, "rows seq 1 half"]]:
-    """Return cosine and sine of position / theta^(2i / head_dim), with a unit axis for the heads."""
+    """Return cosine and sine of position / theta^(2i / head_dim), the same for every head."""
     exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
     frequencies = jnp.float32(theta) ** -exponents
     angles = positions.astype(jnp.float32)[:, :, None, None] * frequencies[None, None, None, :]

@@ -1,8 +1,8 @@
 """Mixture-of-experts feed-forward: router, dispatch by sorting, grouped matrix products, combine.
 
-Dropless at any load: every routed token is computed by each of its experts, whatever the balance. Router probabilities
-are a float32 softmax over all experts, and the chosen ones are renormalised to sum to one (Qwen3-MoE `norm_topk_prob`).
-Balance losses and accelerator kernels are not here.
+Dropless at any load: every routed token is computed by each of its experts, whatever the balance.
+Router probabilities are a float32 softmax over all experts, and the chosen ones are renormalised to
+sum to one (Qwen3-MoE `norm_topk_prob`). Balance losses and accelerator kernels are not here.
 """
 
 import jax
@@ -17,7 +17,7 @@ from models.sharding import ROW_AXES, split_rows, sum_over
 
 
 def block_rows(rows: int, experts: int) -> int:
-    """Rows of one block of the grouped product: a power of two, an eighth of an expert's fair share or less."""
+    """Rows of one block of the grouped product: a power of two below an expert's fair share / 8."""
     share = max(rows // (8 * experts), 1)
     return min(max(1 << (share.bit_length() - 1), 8), 256)
 
@@ -44,10 +44,10 @@ def _locate(index: Array, group_sizes: Array, row_ends: Array, block_ends: Array
 
 
 def _product(x: Array, w: Array, group_sizes: Array, contract: int) -> Array:
-    """Multiply each group of rows by its expert's matrix, contracting axis `contract` of that matrix.
+    """Multiply each group of rows by its expert's matrix, contracting that matrix's given axis.
 
-    Blocks run in row order, so the rows a block computes beyond its group are overwritten by the block of the next
-    group, which starts exactly there; no mask and no padded copy of the input is needed.
+    Blocks run in row order, so the rows that a block computes beyond its group are overwritten by
+    the block of the next group, which starts exactly there: no mask, and no gather into padding.
     """
     rows, out = x.shape[0], w.shape[2 - contract]
     block = block_rows(rows, w.shape[0])
@@ -116,7 +116,7 @@ grouped_matmul.defvjp(_grouped_matmul_forward, _grouped_matmul_backward)
 def permute_rows(
     x: Float[Array, "rows size"], order: Int[Array, " rows"], inverse: Int[Array, " rows"]
 ) -> Float[Array, "rows size"]:
-    """Return x[order]; the gradient is a gather by `inverse`, where autodiff would scatter row by row."""
+    """Return x[order]; the gradient gathers by `inverse`, where autodiff would scatter-add."""
     return x[order]
 
 
@@ -145,7 +145,7 @@ def route(
 
 
 class MoE(nnx.Module):
-    """SwiGLU experts behind a top-k router; a single expert is a plain dense layer without a router."""
+    """SwiGLU experts behind a top-k router; one expert is a plain dense layer without a router."""
 
     def __init__(self, config: TransformerConfig, rngs: nnx.Rngs) -> None:
         experts, embed, mlp = config.num_experts, config.embed, config.mlp
@@ -155,7 +155,8 @@ class MoE(nnx.Module):
             if experts > 1
             else None
         )
-        # Gate and up stand side by side on an axis of their own: one product, and `mlp` can still be sharded.
+        # Gate and up lie on an axis of their own: one product computes both, and `mlp` can still
+        # be sharded.
         self.gate_up = normal(
             rngs, (experts, embed, 2, mlp), ("expert", "embed", None, "mlp"), fan_in(embed)
         )
@@ -168,7 +169,7 @@ class MoE(nnx.Module):
         live: Bool[Array, "rows seq"],
         mesh: Mesh | None = None,
     ) -> tuple[Float[Array, "rows seq embed"], Float[Array, " experts"]]:
-        """Return the output and how many live tokens each expert received; tokens not live give zeros.
+        """Return the output, zeros for tokens not live, and how many tokens each expert received.
 
         With a mesh, each device routes its own rows through its slice of every expert's `mlp`.
         """
@@ -204,7 +205,7 @@ def _dense(x: Array, live: Array, gate_up: Array, down: Array) -> tuple[Array, A
 def _routed(
     x: Array, live: Array, router: Array, gate_up: Array, down: Array, experts_per_token: int
 ) -> tuple[Array, Array]:
-    """Sort the tokens by expert, apply the experts, and add up what each token's experts returned."""
+    """Sort the tokens by expert, apply the experts, and add up the results of each token."""
     num_tokens, embed = x.shape
     experts = gate_up.shape[0]
     with jax.named_scope("moe_route"):
@@ -212,7 +213,7 @@ def _routed(
     with jax.named_scope("moe_dispatch"):
         # Padding is sorted behind the last group, which grouped_matmul does not compute.
         chosen = jnp.where(live[:, None], chosen, experts).reshape(-1)
-        order, inverse = sort_by_expert(chosen, experts)
+        order, inverse = sort_by_expert(chosen)
         group_sizes = jnp.sum(
             chosen[:, None] == jnp.arange(experts)[None, :], axis=0, dtype=jnp.int32
         )
@@ -228,20 +229,12 @@ def _routed(
 
 
 def sort_by_expert(
-    chosen: Int[Array, " rows"], experts: int
+    chosen: Int[Array, " rows"],
 ) -> tuple[Int[Array, " rows"], Int[Array, " rows"]]:
-    """Return the stable order of the rows by expert (`experts` itself last), and its inverse.
-
-    Counting, where a comparison sort would take longer than the router: a row's place is the start of its expert plus
-    the rows of that expert before it.
-    """
-    one_hot = chosen[:, None] == jnp.arange(experts + 1)[None, :]
-    counts = jnp.cumsum(one_hot, axis=0, dtype=jnp.int32)
-    starts = jnp.cumsum(counts[-1]) - counts[-1]
-    inverse = jnp.sum(jnp.where(one_hot, counts + starts[None, :] - 1, 0), axis=1, dtype=jnp.int32)
-    rows = jnp.arange(chosen.shape[0], dtype=jnp.int32)
-    order = jnp.zeros_like(rows).at[inverse].set(rows, unique_indices=True)
-    return order, inverse
+    """Return the stable order of the rows by expert, and its inverse."""
+    order = jnp.argsort(chosen, stable=True)
+    rows = jnp.arange(chosen.shape[0], dtype=order.dtype)
+    return order, jnp.zeros_like(order).at[order].set(rows, unique_indices=True)
 
 
 def _swiglu(gate_up: Array) -> Array:

@@ -1,8 +1,9 @@
-"""Where parameters and data live: one table from logical axes to the mesh axes `data fsdp expert tensor`.
+"""Where parameters and data live: one table from logical axes of a parameter to mesh axes.
 
-Axes are Auto: the compiler propagates the shardings given here, and gathers `fsdp` and `expert` shards of a weight for
-its use. Rows of a batch are split over `data`, `fsdp` and `expert` together; only `tensor` splits the work on one row.
-Sending tokens to the shard of their expert, and moving weights between meshes, are not here.
+Axes are Auto: the compiler propagates the shardings given here, and gathers `fsdp` and `expert`
+shards of a weight for its use. Rows of a batch are split over `data`, `fsdp` and `expert` together;
+only `tensor` splits the work on one row. Sending tokens to the shard of their expert, and moving
+weights between meshes, are not here.
 """
 
 import math
@@ -43,11 +44,11 @@ FIELDS = {  # logical axis -> the config field that sets its size
 
 
 def build_mesh(
-    data: int, fsdp: int, expert: int, tensor: int, devices: Sequence[jax.Device] | None = None
+    data: int, fsdp: int, expert: int, tensor: int, devices: Sequence[Any] | None = None
 ) -> Mesh:
-    """Arrange all devices (or those given) in a mesh; -1 on one axis takes what the others leave."""
+    """Arrange all devices, or those given, in a mesh; -1 on one axis takes what is left."""
     devices = jax.devices() if devices is None else list(devices)
-    sizes = dict(zip(MESH_AXES, (data, fsdp, expert, tensor), strict=True))
+    sizes: dict[str, int] = dict(zip(MESH_AXES, (data, fsdp, expert, tensor), strict=True))
     for axis, size in sizes.items():
         if size != -1 and size < 1:
             raise ModelError(
@@ -69,8 +70,8 @@ def build_mesh(
         sizes[free[0]] = len(devices) // fixed
     elif fixed != len(devices):
         raise ModelError(
-            f"{named} multiply to {fixed}, but there are {len(devices)} devices; set one axis to -1, "
-            f"for example mesh.fsdp={len(devices) // (fixed // sizes['fsdp'])}"
+            f"{named} multiply to {fixed}, but there are {len(devices)} devices; set one axis to "
+            f"-1, for example mesh.data={sizes['data'] * len(devices) // fixed}"
         )
     types = (AxisType.Auto,) * len(MESH_AXES)
     return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=types, devices=devices)
@@ -83,8 +84,8 @@ def _divisors(number: int) -> list[int]:
 def split_rows(mesh: Mesh | None, function: Callable, inputs: Any, outputs: Any) -> Callable:
     """Run `function` on each device's own rows; with no mesh, or one device, return it unchanged.
 
-    Loops over rows and over sorted tokens need this: partitioned by the compiler, they would gather every row first.
-    Gradients of inputs that a spec replicates are summed over the devices.
+    Loops over rows and over sorted tokens need this: partitioned by the compiler, they would gather
+    every row first. Gradients of inputs that a spec replicates are summed over the devices.
     """
     if mesh is None or mesh.size == 1:
         return function
@@ -94,6 +95,14 @@ def split_rows(mesh: Mesh | None, function: Callable, inputs: Any, outputs: Any)
 def keep_rows(mesh: Mesh | None, x: jax.Array) -> jax.Array:
     """Hold activations to the sharding of the rows, so that weights are gathered and not rows."""
     return x if mesh is None else jax.lax.with_sharding_constraint(x, data_sharding(mesh))
+
+
+def gather_columns(mesh: Mesh | None, table: jax.Array) -> jax.Array:
+    """Gather the `fsdp` shards of the embedding table before it is looked up by rows."""
+    if mesh is None:
+        return table
+    rows = NamedSharding(mesh, PartitionSpec(RULES["vocab"]))
+    return jax.lax.with_sharding_constraint(table, rows)
 
 
 def sum_over(mesh: Mesh | None, x: jax.Array, axes: str | tuple[str, ...]) -> jax.Array:
@@ -108,23 +117,24 @@ def partition(axes: Axes) -> PartitionSpec:
 
 def param_shardings(config: TransformerConfig, mesh: Mesh) -> nnx.State:
     """Return the sharding of every parameter, in the layout of `Params`."""
-    from models.transformer import (
-        abstract_params,
-    )  # here, because the transformer needs this module
+    from models.transformer import abstract_params  # here: the transformer imports this module
 
     for axis, field in FIELDS.items():
         mesh_axis, size = RULES[axis], getattr(config, field)
-        if mesh_axis is not None and size % mesh.shape[mesh_axis]:
+        shards = 1 if mesh_axis is None else mesh.shape[mesh_axis]
+        if size % shards:
             raise ModelError(
-                f"model.{field}={size} does not divide over mesh.{mesh_axis}={mesh.shape[mesh_axis]}; "
-                f"set mesh.{mesh_axis} to one of {_divisors(size)}, or model.{field} to a multiple"
+                f"model.{field}={size} does not divide over mesh.{mesh_axis}={shards}; set "
+                f"mesh.{mesh_axis} to one of {_divisors(size)}, or model.{field} to a multiple of "
+                f"{shards}"
             )
 
     def place(param: nnx.Variable) -> nnx.Variable:
         return param.replace(NamedSharding(mesh, partition(param.get_metadata("axes"))))
 
-    is_param = lambda node: isinstance(node, nnx.Variable)  # noqa: E731
-    return jax.tree.map(place, abstract_params(config), is_leaf=is_param)
+    return jax.tree.map(
+        place, abstract_params(config), is_leaf=lambda node: isinstance(node, nnx.Variable)
+    )
 
 
 def data_sharding(mesh: Mesh) -> NamedSharding:

@@ -1,11 +1,13 @@
 """The decoder-only transformer: one forward for training and for sampling.
 
-Functions are pure over `Params`, the `nnx.State` of the parameters, so callers jit over plain pytrees; the module
-structure is rebuilt from a cached graph definition while tracing and costs nothing afterwards. Layers are unrolled:
-on CPU a scan over layers copies each layer's weights at every decode step. Losses and sampling are not here.
+Functions are pure over `Params`, the `nnx.State` of the parameters, so callers jit over plain
+pytrees; the module structure is rebuilt from a cached graph definition while tracing and costs
+nothing afterwards. Layers are unrolled: on CPU a scan over layers copies each layer's weights at
+every decode step. Losses and sampling are not here.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -19,7 +21,7 @@ from models.config import TransformerConfig
 from models.errors import ModelError
 from models.layers import RMSNorm, fan_in, normal, rotary_angles
 from models.moe import MoE
-from models.sharding import keep_rows, param_shardings
+from models.sharding import gather_columns, keep_rows, param_shardings
 
 __all__ = [
     "Cache",
@@ -84,13 +86,18 @@ def abstract_params(config: TransformerConfig) -> Params:
 
 def init_params(config: TransformerConfig, key: PRNGKeyArray, mesh: Mesh | None = None) -> Params:
     """Draw parameters, each directly on its devices when a mesh is given."""
+    return _initializer(config, mesh)(key)
+
+
+@functools.lru_cache(maxsize=32)
+def _initializer(config: TransformerConfig, mesh: Mesh | None) -> Callable[[PRNGKeyArray], Params]:
+    """Return the jitted draw, compiled once for a config and a mesh."""
+    shardings = None if mesh is None else param_shardings(config, mesh)
 
     def draw(key: PRNGKeyArray) -> Params:
         return nnx.state(Transformer(config, nnx.Rngs(params=key)))
 
-    if mesh is None:
-        return jax.jit(draw)(key)
-    return jax.jit(draw, out_shardings=param_shardings(config, mesh))(key)
+    return jax.jit(draw, out_shardings=shardings)
 
 
 def _merge(config: TransformerConfig, params: Params) -> Transformer:
@@ -113,10 +120,11 @@ def forward(
 
     Args:
         positions: position of each token in its own sequence; with a cache, -1 is padding.
-        segment_ids: without a cache, tokens attend within runs of equal ids and 0 is padding; None is one run a row.
-        slot_ids: the cache row of each row, without repeats; None means row i is slot i.
-        context_limit: static; only the first so many cache positions are read.
-        mesh: without a cache, where the rows are split; without it the compiler chooses, and may gather every row.
+        segment_ids: without a cache, tokens attend within runs of equal ids and 0 is padding; None
+        is one run a row. slot_ids: the cache row of each row, without repeats; None means row i is
+        slot i. context_limit: static; only the first so many cache positions are read. mesh:
+        without a cache, where the rows are split; without it the compiler chooses, and may gather
+        every row.
     """
     if cache is None and (slot_ids is not None or context_limit is not None):
         raise ModelError("slot_ids and context_limit describe a cache, but cache is None; pass one")
@@ -129,7 +137,7 @@ def forward(
         segment_ids = jnp.ones_like(tokens)
     live = segment_ids > 0 if cache is None else positions >= 0
     cos, sin = rotary_angles(positions, config.head_dim, config.rope_theta)
-    x = keep_rows(mesh, model.embedding[...][tokens])
+    x = keep_rows(mesh, gather_columns(mesh, model.embedding[...])[tokens])
     keys, values, loads = [], [], []
     for layer, block in enumerate(model.blocks):
         with jax.named_scope(f"attention_{layer}"):

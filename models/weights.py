@@ -1,7 +1,9 @@
-"""Save and load parameters as safetensors: flat dotted names, one tensor per parameter and layer, beside a config.json.
+"""Save and load parameters as safetensors: flat dotted names, one tensor per parameter and layer,
+beside a config.json.
 
-Files are written under a temporary name and renamed, the config last, so a folder never holds half a file. Nothing is
-pickled. Hugging Face checkpoints, sharded files and optimizer state are not here.
+Files are written under a temporary name and renamed, the config last, so a folder never holds half
+a file. Nothing is pickled. Hugging Face checkpoints, sharded files and optimizer state are not
+here.
 """
 
 import dataclasses
@@ -98,6 +100,10 @@ def _read(file, folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
             f"tensor {name} in {folder} has shape {tensor.shape}, but the config asks for {shape}; "
             "use the config the weights were saved with"
         )
+    if not jnp.issubdtype(tensor.dtype, jnp.floating):
+        raise ModelError(
+            f"tensor {name} in {folder} is {tensor.dtype}, not a float; write it again"
+        )
     tensor = tensor.astype(np.float32)
     if not np.isfinite(tensor).all():
         raise ModelError(
@@ -119,7 +125,7 @@ def _check_config(folder: Path, config: TransformerConfig) -> None:
         names = sorted(asked.keys() | (saved.keys() if isinstance(saved, dict) else set()))
         saved = saved if isinstance(saved, dict) else {}
         differing = ", ".join(
-            f"model.{name}={asked.get(name, 'unknown field')} (saved with {saved.get(name, 'no value')})"
+            f"model.{name}={asked.get(name, 'unknown')} (saved: {saved.get(name, 'no value')})"
             for name in names
             if saved.get(name) != asked.get(name)
         )

@@ -1,4 +1,5 @@
-"""`spade-jax train|warmstart CONFIG [--section.field value ...]`: the only module that reads the command line.
+"""`spade-jax train|warmstart CONFIG [--section.field value ...]`: the only module that reads the
+command line.
 
 Bad input of any kind ends in one line on stderr and exit code 2; bugs keep their traceback.
 """
@@ -24,7 +25,10 @@ COMMANDS = {
     "train": "run the self-play loop of a config (--resume continues its run folder)",
     "warmstart": "teach a small policy both roles on the environment library",
 }
-USAGE = "usage: spade-jax COMMAND CONFIG [--section.field value ...]   (--help after CONFIG lists every field)"
+USAGE = (
+    "usage: spade-jax COMMAND CONFIG [--section.field value ...]\n"
+    "(--help after CONFIG lists every field)"
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,7 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"spade-jax: {_one_line(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("spade-jax: interrupted; --resume continues from the last checkpoint", file=sys.stderr)
+        print(
+            "spade-jax: interrupted; --resume continues from the last checkpoint", file=sys.stderr
+        )
         return 130
 
 
@@ -49,7 +55,10 @@ def _run(arguments: list[str]) -> int:
         return 0 if arguments else 2
     command = arguments.pop(0)
     if command not in COMMANDS:
-        raise ConfigError(f"unknown command {command!r}{_closest(command, COMMANDS)}; expected one of {', '.join(COMMANDS)}")
+        raise ConfigError(
+            f"unknown command {command!r}{_closest(command, COMMANDS)}; expected one of "
+            f"{', '.join(COMMANDS)}"
+        )
     if not arguments or arguments[0].startswith("-"):
         given = f"got {arguments[0]!r}" if arguments else "nothing was given"
         raise ConfigError(f"{command} needs a config file first, such as configs/tiny.py; {given}")
@@ -77,10 +86,14 @@ def load_config(path: Path) -> Config:
         ConfigError: the file is missing, fails, or defines no `config() -> Config`.
     """
     if not path.is_file():
-        raise ConfigError(f"config file {str(path)!r} does not exist; the repository's presets are in configs/")
+        raise ConfigError(
+            f"config file {str(path)!r} does not exist; the repository's presets are in configs/"
+        )
     spec = importlib.util.spec_from_file_location("spade_jax_config_file", path)
     if spec is None or spec.loader is None:
-        raise ConfigError(f"config file {str(path)!r} is not Python; expected a .py file that defines config()")
+        raise ConfigError(
+            f"config file {str(path)!r} is not Python; expected a .py file that defines config()"
+        )
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -89,7 +102,9 @@ def load_config(path: Path) -> Config:
     except (SpadeError, ModelError):
         raise
     except Exception as error:
-        raise ConfigError(f"config file {str(path)!r} failed: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            f"config file {str(path)!r} failed: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(config, Config):
         raise ConfigError(
             f"config file {str(path)!r} must define config() returning a spade_jax.config.Config; "
@@ -99,7 +114,8 @@ def load_config(path: Path) -> Config:
 
 
 def parse_overrides(preset: Config, arguments: Sequence[str]) -> Config:
-    """Apply `--section.field value` (or `=value`) to a preset; `--help` prints every field with default and doc.
+    """Apply `--section.field value` (or `=value`) to a preset; `--help` prints every field with
+    default and doc.
 
     Raises:
         ConfigError: an unknown option, or a value of the wrong type or out of range.
@@ -111,11 +127,15 @@ def parse_overrides(preset: Config, arguments: Sequence[str]) -> Config:
         for section in dataclasses.fields(Config)
         for item in dataclasses.fields(getattr(preset, section.name))
     }
-    options = names | {name.replace("_", "-") for name in names} | {_negated(name) for name in names}
+    options = (
+        names | {name.replace("_", "-") for name in names} | {_negated(name) for name in names}
+    )
     for argument in arguments:
         name = argument[2:].split("=", 1)[0]
         if argument.startswith("--") and name not in options and not _is_number(argument):
-            raise ConfigError(f"unknown option --{name}{_closest(name, names)}; --help lists every option")
+            raise ConfigError(
+                f"unknown option --{name}{_closest(name, names)}; --help lists every option"
+            )
     output = io.StringIO()
     try:
         with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
@@ -125,7 +145,7 @@ def parse_overrides(preset: Config, arguments: Sequence[str]) -> Config:
 
 
 def _blame(preset: Config, arguments: Sequence[str], message: str) -> str:
-    """Say which option was refused and why: its type here, its range by building the section again."""
+    """Say which option was refused and why: its type here, its range by building its section."""
     groups: list[list[str]] = []
     for argument in arguments:
         if argument.startswith("--") and not _is_number(argument):
@@ -139,15 +159,22 @@ def _blame(preset: Config, arguments: Sequence[str], message: str) -> str:
         section, _, item = name[2:].replace("-", "_").partition(".")
         kind = get_type_hints(type(getattr(preset, section))).get(item, bool)
         try:
-            with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            with (
+                contextlib.redirect_stderr(io.StringIO()),
+                contextlib.redirect_stdout(io.StringIO()),
+            ):
                 values.setdefault(section, {})[item] = tyro.cli(kind, args=words)
         except SystemExit:
             default = getattr(getattr(preset, section), item, None)
             shown = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
-            return f"--{section}.{item}: {' '.join(words)!r} is not a valid {shown}; the default is {default!r}"
+            given = " ".join(words)
+            return (
+                f"--{section}.{item}: {given!r} is not a valid {shown}; the default is {default!r}"
+            )
     try:
         sections = {
-            name: dataclasses.replace(getattr(preset, name), **items) for name, items in values.items()
+            name: dataclasses.replace(getattr(preset, name), **items)
+            for name, items in values.items()
         }
         dataclasses.replace(preset, **sections)
     except (ConfigError, ModelError, TypeError) as error:

@@ -1,4 +1,5 @@
-"""Every setting of a run, as frozen dataclasses: one section per concern, one name per field, validated on construction.
+"""Every setting of a run, as frozen dataclasses: one section per concern, one name per field,
+validated on construction.
 
 Presets live in `configs/` as Python; nothing here reads files, flags or environment variables.
 """
@@ -46,8 +47,12 @@ class RunConfig:
         _require(0 <= self.seed < 2**31, "run.seed", self.seed, "0 to 2147483647")
         _require(self.steps >= 1, "run.steps", self.steps, "at least 1")
         _require(self.cycle_steps >= 1, "run.cycle_steps", self.cycle_steps, "at least 1")
-        _require(self.checkpoint_steps >= 1, "run.checkpoint_steps", self.checkpoint_steps, "at least 1")
-        _require(self.keep_checkpoints >= 1, "run.keep_checkpoints", self.keep_checkpoints, "at least 1")
+        _require(
+            self.checkpoint_steps >= 1, "run.checkpoint_steps", self.checkpoint_steps, "at least 1"
+        )
+        _require(
+            self.keep_checkpoints >= 1, "run.keep_checkpoints", self.keep_checkpoints, "at least 1"
+        )
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,9 @@ class MeshConfig:
     def __post_init__(self) -> None:
         sizes = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name, size in sizes.items():
-            _require(size == -1 or size >= 1, f"mesh.{name}", size, "at least 1, or -1 for the rest")
+            _require(
+                size == -1 or size >= 1, f"mesh.{name}", size, "at least 1, or -1 for the rest"
+            )
         _require(list(sizes.values()).count(-1) <= 1, "mesh", sizes, "-1 on at most one axis")
 
 
@@ -78,12 +85,17 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _require(self.slots >= 1, "engine.slots", self.slots, "at least 1")
-        _require(self.context_tokens >= 16, "engine.context_tokens", self.context_tokens, "at least 16")
+        _require(
+            self.context_tokens >= 16, "engine.context_tokens", self.context_tokens, "at least 16"
+        )
         _require(self.prefill_rows >= 1, "engine.prefill_rows", self.prefill_rows, "at least 1")
         _require(self.decode_steps >= 1, "engine.decode_steps", self.decode_steps, "at least 1")
         chunks = self.prefill_chunks
         _require(
-            bool(chunks) and list(chunks) == sorted(set(chunks)) and 1 <= chunks[0] and chunks[-1] <= self.context_tokens,
+            bool(chunks)
+            and list(chunks) == sorted(set(chunks))
+            and chunks[0] >= 1
+            and chunks[-1] <= self.context_tokens,
             "engine.prefill_chunks",
             chunks,
             "increasing sizes, none above engine.context_tokens",
@@ -105,11 +117,28 @@ class DesignerConfig:
 
     def __post_init__(self) -> None:
         unknown = [skill for skill in self.skills if skill not in SKILLS]
-        _require(not unknown and bool(self.skills), "designer.skills", self.skills, f"names out of {SKILLS}")
-        _require(1 <= self.skills_per_cycle, "designer.skills_per_cycle", self.skills_per_cycle, "at least 1")
+        _require(
+            not unknown and bool(self.skills),
+            "designer.skills",
+            self.skills,
+            f"names out of {SKILLS}",
+        )
+        _require(
+            self.skills_per_cycle >= 1,
+            "designer.skills_per_cycle",
+            self.skills_per_cycle,
+            "at least 1",
+        )
         _require(self.designs >= 1, "designer.designs", self.designs, "at least 1")
-        _require(self.difficulty in ("easy", "medium", "hard"), "designer.difficulty", self.difficulty, "easy, medium or hard")
-        _require(self.document_words >= 8, "designer.document_words", self.document_words, "at least 8")
+        _require(
+            self.difficulty in ("easy", "medium", "hard"),
+            "designer.difficulty",
+            self.difficulty,
+            "easy, medium or hard",
+        )
+        _require(
+            self.document_words >= 8, "designer.document_words", self.document_words, "at least 8"
+        )
         _require(self.temperature >= 0, "designer.temperature", self.temperature, "0 or more")
         _require(self.max_tokens >= 1, "designer.max_tokens", self.max_tokens, "at least 1")
         _require(self.delay_steps >= 0, "designer.delay_steps", self.delay_steps, "0 or more")
@@ -146,12 +175,17 @@ class AgentConfig:
         _require(self.temperature >= 0, "agent.temperature", self.temperature, "0 or more")
         for name in ("max_tokens", "max_turns", "seeds", "max_observation_tokens"):
             _require(getattr(self, name) >= 1, f"agent.{name}", getattr(self, name), "at least 1")
-        _require(self.plays >= 2, "agent.plays", self.plays, "at least 2: a group of one has no advantage")
+        _require(
+            self.plays >= 2,
+            "agent.plays",
+            self.plays,
+            "at least 2: a group of one has no advantage",
+        )
 
 
 @dataclass(frozen=True)
 class RewardConfig:
-    """What the designer earns and how both roles are normalised (paper section 3, reference blend)."""
+    """What the designer earns and how both roles are normalised (paper section 3)."""
 
     anchor_weight: float = 0.6  # weight of the win-rate anchor
     regret_weight: float = 0.4  # weight of the clipped regret
@@ -160,19 +194,34 @@ class RewardConfig:
     band_ramp: float = 0.25  # distance from the band at which the anchor is 0
     regret_scale: float = 0.15  # regret at which its term saturates
     invalid_reward: float = -0.5  # reward of a design that was not admitted
-    agent_norm: Literal["mean", "mean_std"] = "mean_std"  # normalisation within an (environment, seed) group
+    agent_norm: Literal["mean", "mean_std"] = (
+        "mean_std"  # normalisation within an (environment, seed) group
+    )
     designer_norm: Literal["mean", "mean_std"] = "mean_std"  # normalisation within a skill
 
     def __post_init__(self) -> None:
-        _require(0 <= self.band_low <= self.band_high <= 1, "reward.band_low, reward.band_high",
-                 (self.band_low, self.band_high), "0 <= band_low <= band_high <= 1")
+        _require(
+            0 <= self.band_low <= self.band_high <= 1,
+            "reward.band_low, reward.band_high",
+            (self.band_low, self.band_high),
+            "0 <= band_low <= band_high <= 1",
+        )
         _require(self.band_ramp > 0, "reward.band_ramp", self.band_ramp, "a positive number")
-        _require(self.regret_scale > 0, "reward.regret_scale", self.regret_scale, "a positive number")
+        _require(
+            self.regret_scale > 0, "reward.regret_scale", self.regret_scale, "a positive number"
+        )
         _require(self.anchor_weight >= 0, "reward.anchor_weight", self.anchor_weight, "0 or more")
         _require(self.regret_weight >= 0, "reward.regret_weight", self.regret_weight, "0 or more")
-        _require(-1 <= self.invalid_reward <= 0, "reward.invalid_reward", self.invalid_reward, "-1 to 0")
+        _require(
+            -1 <= self.invalid_reward <= 0, "reward.invalid_reward", self.invalid_reward, "-1 to 0"
+        )
         for name in ("agent_norm", "designer_norm"):
-            _require(getattr(self, name) in ("mean", "mean_std"), f"reward.{name}", getattr(self, name), "mean or mean_std")
+            _require(
+                getattr(self, name) in ("mean", "mean_std"),
+                f"reward.{name}",
+                getattr(self, name),
+                "mean or mean_std",
+            )
 
 
 @dataclass(frozen=True)
@@ -180,11 +229,15 @@ class BatchConfig:
     """How trajectories become device arrays."""
 
     row_tokens: int = 1024  # tokens of one packed row; no trajectory may be longer
-    microbatch_rows: int = 8  # rows of one forward and backward pass; gradients accumulate over passes
+    microbatch_rows: int = (
+        8  # rows of one forward and backward pass; gradients accumulate over passes
+    )
 
     def __post_init__(self) -> None:
         _require(self.row_tokens >= 16, "batch.row_tokens", self.row_tokens, "at least 16")
-        _require(self.microbatch_rows >= 1, "batch.microbatch_rows", self.microbatch_rows, "at least 1")
+        _require(
+            self.microbatch_rows >= 1, "batch.microbatch_rows", self.microbatch_rows, "at least 1"
+        )
 
 
 @dataclass(frozen=True)
@@ -206,13 +259,19 @@ class LearnerConfig:
         _require(self.lr >= 0, "learner.lr", self.lr, "0 or more")
         _require(self.warmup_steps >= 0, "learner.warmup_steps", self.warmup_steps, "0 or more")
         for name in ("beta1", "beta2"):
-            _require(0 <= getattr(self, name) < 1, f"learner.{name}", getattr(self, name), "0 to below 1")
+            _require(
+                0 <= getattr(self, name) < 1, f"learner.{name}", getattr(self, name), "0 to below 1"
+            )
         _require(self.weight_decay >= 0, "learner.weight_decay", self.weight_decay, "0 or more")
-        _require(self.max_grad_norm > 0, "learner.max_grad_norm", self.max_grad_norm, "a positive number")
+        _require(
+            self.max_grad_norm > 0, "learner.max_grad_norm", self.max_grad_norm, "a positive number"
+        )
         _require(0 < self.clip_low < 1, "learner.clip_low", self.clip_low, "between 0 and 1")
         _require(self.clip_high > 0, "learner.clip_high", self.clip_high, "a positive number")
         _require(self.tis_cap >= 1, "learner.tis_cap", self.tis_cap, "at least 1")
-        _require(self.designer_weight >= 0, "learner.designer_weight", self.designer_weight, "0 or more")
+        _require(
+            self.designer_weight >= 0, "learner.designer_weight", self.designer_weight, "0 or more"
+        )
 
 
 @dataclass(frozen=True)
@@ -225,32 +284,67 @@ class EnvsConfig:
     memory_bytes: int = 256 * 2**20  # address space a worker may add to its zygote's
     max_workers: int = 16  # worker processes alive at once
     instances_per_worker: int = 32  # episodes one worker holds
-    admit_seeds: int = 5  # seeds on which the reference solution must win
+    admit_seeds: int = (
+        5  # seeds on which the reference solution must win, and instances must differ
+    )
     probe_seeds: int = 20  # seeds on which constant and random play are tried
     max_probe_win_frac: float = 0.1  # share of seeds constant or random play may win
 
     def __post_init__(self) -> None:
         for name in ("load_s", "reset_s", "step_s"):
-            _require(getattr(self, name) > 0, f"envs.{name}", getattr(self, name), "a positive number of seconds")
-        _require(self.memory_bytes >= 2**24, "envs.memory_bytes", self.memory_bytes, "at least 16777216")
-        for name in ("max_workers", "instances_per_worker", "admit_seeds", "probe_seeds"):
+            _require(
+                getattr(self, name) > 0,
+                f"envs.{name}",
+                getattr(self, name),
+                "a positive number of seconds",
+            )
+        _require(
+            self.memory_bytes >= 2**24, "envs.memory_bytes", self.memory_bytes, "at least 16777216"
+        )
+        for name in ("max_workers", "instances_per_worker", "probe_seeds"):
             _require(getattr(self, name) >= 1, f"envs.{name}", getattr(self, name), "at least 1")
-        _require(0 <= self.max_probe_win_frac <= 1, "envs.max_probe_win_frac", self.max_probe_win_frac, "0 to 1")
+        _require(
+            self.admit_seeds >= 2,
+            "envs.admit_seeds",
+            self.admit_seeds,
+            "at least 2: instances must differ",
+        )
+        _require(
+            0 <= self.max_probe_win_frac <= 1,
+            "envs.max_probe_win_frac",
+            self.max_probe_win_frac,
+            "0 to 1",
+        )
 
 
 @dataclass(frozen=True)
 class CorpusConfig:
     """Where documents come from."""
 
-    path: str = ""  # a JSONL file with "orig_doc" or "text"; empty: docstrings of installed packages
-    packages: tuple[str, ...] = ("numpy", "scipy")  # packages whose docstrings make the embedded corpus
+    path: str = (
+        ""  # a JSONL file with "orig_doc" or "text"; empty: docstrings of installed packages
+    )
+    packages: tuple[str, ...] = (
+        "numpy",
+        "scipy",
+    )  # packages whose docstrings make the embedded corpus
     cache_dir: str = "~/.cache/spade_jax/corpus"  # where the embedded corpus is prepared
     min_words: int = 60  # shorter documents are dropped
     max_words: int = 6000  # longer documents are cut here
 
     def __post_init__(self) -> None:
-        _require(bool(self.path) or bool(self.packages), "corpus.packages", self.packages, "at least one package")
-        _require(1 <= self.min_words <= self.max_words, "corpus.min_words", self.min_words, "1 to corpus.max_words")
+        _require(
+            bool(self.path) or bool(self.packages),
+            "corpus.packages",
+            self.packages,
+            "at least one package",
+        )
+        _require(
+            1 <= self.min_words <= self.max_words,
+            "corpus.min_words",
+            self.min_words,
+            "1 to corpus.max_words",
+        )
 
 
 @dataclass(frozen=True)
@@ -266,8 +360,12 @@ class MemoryConfig:
     def __post_init__(self) -> None:
         for name in ("size", "positives", "negatives"):
             _require(getattr(self, name) >= 0, f"memory.{name}", getattr(self, name), "0 or more")
-        _require(0 <= self.win_low <= self.win_high <= 1, "memory.win_low, memory.win_high",
-                 (self.win_low, self.win_high), "0 <= win_low <= win_high <= 1")
+        _require(
+            0 <= self.win_low <= self.win_high <= 1,
+            "memory.win_low, memory.win_high",
+            (self.win_low, self.win_high),
+            "0 <= win_low <= win_high <= 1",
+        )
 
 
 @dataclass(frozen=True)
@@ -286,7 +384,9 @@ class WarmstartConfig:
     rows: int = 8  # packed rows of one step
     row_tokens: int = 1024  # tokens of a packed row; no example may be longer
     lr: float = 3e-3  # peak learning rate
-    design_share: float = 0.75  # share of tokens spent on designs and hints; the rest are expert plays
+    design_share: float = (
+        0.75  # share of tokens spent on designs and hints; the rest are expert plays
+    )
     plays: int = 6000  # expert plays made before training
     log_steps: int = 20  # steps between two log lines
 
@@ -295,7 +395,12 @@ class WarmstartConfig:
         _require(self.rows >= 1, "warmstart.rows", self.rows, "at least 1")
         _require(self.row_tokens >= 16, "warmstart.row_tokens", self.row_tokens, "at least 16")
         _require(self.lr > 0, "warmstart.lr", self.lr, "a positive number")
-        _require(0 < self.design_share < 1, "warmstart.design_share", self.design_share, "between 0 and 1")
+        _require(
+            0 < self.design_share < 1,
+            "warmstart.design_share",
+            self.design_share,
+            "between 0 and 1",
+        )
         _require(self.plays >= 1, "warmstart.plays", self.plays, "at least 1")
         _require(self.log_steps >= 1, "warmstart.log_steps", self.log_steps, "at least 1")
 
@@ -323,19 +428,28 @@ class Config:
     def __post_init__(self) -> None:
         if self.engine.context_tokens > self.batch.row_tokens:
             raise ConfigError(
-                f"engine.context_tokens={self.engine.context_tokens} exceeds batch.row_tokens={self.batch.row_tokens}: "
-                f"a full episode would not fit a training row; set batch.row_tokens to {self.engine.context_tokens}"
+                f"engine.context_tokens={self.engine.context_tokens} exceeds "
+                f"batch.row_tokens={self.batch.row_tokens}: "
+                f"a full episode would not fit a training row; set batch.row_tokens to "
+                f"{self.engine.context_tokens}"
             )
-        for name, section in (("designer", self.designer), ("hint", self.hint), ("agent", self.agent)):
+        for name, section in (
+            ("designer", self.designer),
+            ("hint", self.hint),
+            ("agent", self.agent),
+        ):
             if section.max_tokens >= self.engine.context_tokens:
                 raise ConfigError(
                     f"{name}.max_tokens={section.max_tokens} must be below "
-                    f"engine.context_tokens={self.engine.context_tokens}; lower it or raise the context"
+                    f"engine.context_tokens={self.engine.context_tokens}; lower it or raise "
+                    f"the context"
                 )
         if self.designer.designs % self.active_skills:
             raise ConfigError(
-                f"designer.designs={self.designer.designs} must divide by the {self.active_skills} skills of a cycle "
-                f"(designer.skills_per_cycle); set {self.active_skills * (self.designer.designs // self.active_skills + 1)}"
+                f"designer.designs={self.designer.designs} must divide by the "
+                f"{self.active_skills} skills of a cycle "
+                f"(designer.skills_per_cycle); set "
+                f"{self.active_skills * (self.designer.designs // self.active_skills + 1)}"
             )
 
     @property

@@ -1,4 +1,5 @@
-"""The state of self-play that outlives a step: environments in play, the designer groups that wait, and the memory.
+"""The state of self-play that outlives a step: environments in play, the designer groups that wait,
+and the memory.
 
 All of it goes into the checkpoint as JSON (design decision 7). Nothing here samples or plays.
 """
@@ -27,8 +28,9 @@ from spade_jax.types import (
 class PlayTally:
     """What the plays of one environment have shown so far.
 
-    `returns[arm]` maps "seed/play" to a return of the regeneration step, None for a void play; both arms hold the same keys.
-    `wins` and `plays` count the scored unhinted plays of every step since the environment was written.
+    `returns[arm]` maps "seed/play" to a return of the regeneration step, None for a void play; both
+    arms hold the same keys. `wins` and `plays` count the scored unhinted plays of every step since
+    the environment was written.
     """
 
     returns: dict[str, dict[str, float | None]] = field(
@@ -103,7 +105,8 @@ class Curriculum:
             ]
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
-                f"the checkpoint's curriculum cannot be read ({error!r}); it was written by another version: "
+                f"the checkpoint's curriculum cannot be read ({error!r}); it was written by "
+                f"another version: "
                 "start a new run.dir"
             ) from error
 
@@ -139,6 +142,10 @@ def _design(item: Mapping[str, Any]) -> Design:
     )
 
 
-def learnable_share(win_rates: Sequence[float], low: float = 0.2, high: float = 0.8) -> float | None:
-    """Share of win rates in [low, high], bounds included (paper, learnable share); None without any."""
+def learnable_share(
+    win_rates: Sequence[float], low: float = 0.2, high: float = 0.8
+) -> float | None:
+    """Share of win rates in [low, high], bounds included (paper, learnable share); None without
+    any.
+    """
     return sum(low <= rate <= high for rate in win_rates) / len(win_rates) if win_rates else None

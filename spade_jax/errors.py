@@ -1,6 +1,8 @@
-"""The exceptions a user can meet. Each message says what happened, the value, what was expected and what to change.
+"""The exceptions a user can meet. Each message says what happened, the value, what was expected and
+what to change.
 
-Untrusted outcomes (a generated program that hangs, a malformed completion) are not here: they are `types.Outcome`, data.
+Untrusted outcomes (a generated program that hangs, a malformed completion) are not here: they are
+`types.Outcome`, data.
 """
 
 
@@ -9,7 +11,7 @@ class SpadeError(Exception):
 
 
 class ConfigError(SpadeError, ValueError):
-    """A setting is unknown, out of range, or contradicts another; the message names its dotted key."""
+    """A setting is unknown, out of range, or contradicts another; its dotted key is named."""
 
 
 class CorpusError(SpadeError):

@@ -1,4 +1,6 @@
-"""What a step measured, under the names of `telemetry.metrics`. A number that was not measured has no entry."""
+"""What a step measured, under the names of `telemetry.metrics`. A number that was not measured has
+no entry.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ Metrics = dict[str, int | float]
 def all_of(
     stage: Stage, attempts: Sequence[Design], played: Sequence[Episode], scored: Scored
 ) -> Metrics:
-    """Everything self-play measured in a step; the update and the services report for themselves."""
+    """Everything self-play measured in a step; update and services report for themselves."""
     return designs(attempts) | episodes(played) | scores(stage, scored)
 
 
@@ -60,14 +62,17 @@ def episodes(played: Sequence[Episode]) -> Metrics:
 
 
 def scores(stage: Stage, scored: Scored) -> Metrics:
-    """Regret, reward and learnable share of the designer groups that came due, and contrast among the agent's."""
+    """Regret, reward and learnable share of the designer groups that came due, and contrast among
+    the agent's.
+    """
     reward = stage.config.reward
     share = learnable_share(scored.win_rates)
     flat = [1.0] * scored.zero_variance_groups + [0.0] * (
         scored.agent_groups - scored.zero_variance_groups
     )
     anchors = [
-        plateau(rate, reward.band_low, reward.band_high, reward.band_ramp) for rate in scored.win_rates
+        plateau(rate, reward.band_low, reward.band_high, reward.band_ramp)
+        for rate in scored.win_rates
     ]
     return {
         **mean("agent/zero_variance_group_frac", flat),
@@ -91,7 +96,8 @@ def scores(stage: Stage, scored: Scored) -> Metrics:
 def services(config: Config, engine: EngineStats, pool: PoolStats) -> Metrics:
     """What sampler and environment pool did; tokens per second over the time the device worked.
 
-    Workers started and requests sent are left out: they depend on which workers a resume finds alive.
+    Workers started and requests sent are left out: they depend on which workers a resume finds
+    alive.
     """
     steps = engine.decode_steps * config.engine.slots
     return {

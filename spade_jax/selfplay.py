@@ -1,8 +1,9 @@
 """One cycle of self-play: design environments, admit them, play both arms, score both roles.
 
-Everything is drawn from the run's seed and the names of the things drawn, so the same state gives the same cycle. The
-regret is measured at the step that wrote the environments, with equal arms on the same seeds (paper equation 3); the win
-rate comes from all unhinted plays until the designer's group is trained on.
+Everything is drawn from the run's seed and the names of the things drawn, so the same state gives
+the same cycle. The regret is measured at the step that wrote the environments, with equal arms on
+the same seeds (paper equation 3); the win rate comes from all unhinted plays until the designer's
+group is trained on.
 """
 
 import asyncio
@@ -43,7 +44,8 @@ class Stage:
 
 
 def design(stage: Stage, step: int) -> list[Design]:
-    """Write, admit and hint one cycle's environments; every attempt is returned and waits to be trained on.
+    """Write, admit and hint one cycle's environments; every attempt is returned and waits to be
+    trained on.
 
     When nothing was admitted, the environments of the cycle before stay in play.
     """
@@ -64,7 +66,9 @@ def design(stage: Stage, step: int) -> list[Design]:
 
 
 def _requests(stage: Stage, cycle: int) -> list[designer.Request]:
-    """What each design of the cycle is asked for: skills in equal shares, a fresh document and memory draw each."""
+    """What each design of the cycle is asked for: skills in equal shares, a fresh document and
+    memory draw each.
+    """
     config = stage.config
     active = skills.active(config.designer.skills, config.designer.skills_per_cycle, cycle)
     requests = []
@@ -72,7 +76,9 @@ def _requests(stage: Stage, cycle: int) -> list[designer.Request]:
         design_id = f"c{cycle:04d}_d{index:03d}"
         skill = active[index % len(active)]
         document = stage.corpus.next()
-        records = stage.curriculum.memory.draw(skill, named_rng(config.run.seed, "memory", design_id))
+        records = stage.curriculum.memory.draw(
+            skill, named_rng(config.run.seed, "memory", design_id)
+        )
         request = designer.Request(
             design_id,
             cycle,
@@ -87,25 +93,33 @@ def _requests(stage: Stage, cycle: int) -> list[designer.Request]:
 
 
 def _fit(stage: Stage, request: designer.Request) -> designer.Request:
-    """Shorten the excerpt until prompt and completion fit the context: a user's corpus may hold very long words."""
+    """Shorten the excerpt until prompt and completion fit the context: a user's corpus may hold
+    very long words.
+    """
     config = stage.config
     room = config.engine.context_tokens - config.designer.max_tokens - 1
     while True:
-        prompt = prompts.designer(request.skill, request.difficulty, request.excerpt, request.memory)
+        prompt = prompts.designer(
+            request.skill, request.difficulty, request.excerpt, request.memory
+        )
         size = len(stage.chat.open(prompt))
         if size <= room:
             return request
         if not request.excerpt:
             raise ConfigError(
-                f"the designer's prompt takes {size} tokens without any document, but engine.context_tokens="
-                f"{config.engine.context_tokens} leaves {room} beside designer.max_tokens={config.designer.max_tokens}; "
+                f"the designer's prompt takes {size} tokens without any document, but "
+                f"engine.context_tokens="
+                f"{config.engine.context_tokens} leaves {room} beside "
+                f"designer.max_tokens={config.designer.max_tokens}; "
                 "raise engine.context_tokens or lower designer.max_tokens"
             )
         request = replace(request, excerpt=request.excerpt[: len(request.excerpt) // 2])
 
 
 async def attempt(stage: Stage, request: designer.Request) -> Design:
-    """One design from prompt to hint. The order is: admit the program, write the hint, admit it, rewrite, refuse."""
+    """One design from prompt to hint. The order is: admit the program, write the hint, admit it,
+    rewrite, refuse.
+    """
     config, seed = stage.config, stage.config.run.seed
     key = episode_key(seed, f"design/{request.design_id}")
     text, trajectory, source = await designer.write(
@@ -124,12 +138,16 @@ async def attempt(stage: Stage, request: designer.Request) -> Design:
     )
     if source is None:
         return draft
-    solution_seeds = [named_seed(seed, "solve", request.design_id, i) for i in range(config.envs.admit_seeds)]
+    solution_seeds = [
+        named_seed(seed, "solve", request.design_id, i) for i in range(config.envs.admit_seeds)
+    ]
     verdict = await admit(
         stage.pool,
         source.program,
         solution_seeds=solution_seeds,
-        probe_seeds=[named_seed(seed, "probe", request.design_id, i) for i in range(config.envs.probe_seeds)],
+        probe_seeds=[
+            named_seed(seed, "probe", request.design_id, i) for i in range(config.envs.probe_seeds)
+        ],
         max_probe_win_frac=config.envs.max_probe_win_frac,
         max_turns=config.agent.max_turns,
         rng_seed=named_seed(seed, "player", request.design_id),
@@ -146,11 +164,15 @@ async def _hint(stage: Stage, draft: Design, program: str, seeds: Sequence[int])
     for seed in seeds[:HINT_CHECK_SEEDS]:
         instance = await stage.pool.open(program, seed)
         if isinstance(instance, Fault):
-            return replace(draft, verdict=Verdict(False, "hint", f"reset failed: {instance.detail}"))
+            return replace(
+                draft, verdict=Verdict(False, "hint", f"reset failed: {instance.detail}")
+            )
         solution = await instance.solution()
         await instance.close()
         if isinstance(solution, Fault):
-            return replace(draft, verdict=Verdict(False, "hint", f"solution failed: {solution.detail}"))
+            return replace(
+                draft, verdict=Verdict(False, "hint", f"solution failed: {solution.detail}")
+            )
         solutions.append(solution)
     completion, reason = None, None
     for attempt in range(config.hint.attempts):
@@ -164,14 +186,16 @@ async def _hint(stage: Stage, draft: Design, program: str, seeds: Sequence[int])
 
 
 def _refuse_duplicates(stage: Stage, designs: Sequence[Design]) -> list[Design]:
-    """Refuse a program that memory or an earlier design of this cycle already holds, to the letter."""
+    """Refuse a program that memory or an earlier design of this cycle holds, to the letter."""
     seen = {record.environment_id for record in stage.curriculum.memory.records}
     kept = []
     for design in designs:
         if design.verdict.admitted and design.source is not None:
             environment_id = design.source.environment_id
             if environment_id in seen:
-                verdict = Verdict(False, "duplicate", f"the program of environment {environment_id} again")
+                verdict = Verdict(
+                    False, "duplicate", f"the program of environment {environment_id} again"
+                )
                 design = replace(design, verdict=verdict)
             seen.add(environment_id)
         kept.append(design)
@@ -179,7 +203,9 @@ def _refuse_duplicates(stage: Stage, designs: Sequence[Design]) -> list[Design]:
 
 
 def play(stage: Stage, step: int) -> list[Episode]:
-    """Play every environment: unhinted always, both arms on the same seeds in the step that wrote them."""
+    """Play every environment: unhinted always, both arms on the same seeds in the step that wrote
+    them.
+    """
     config = stage.config
     arms = (Arm.UNHINTED, Arm.HINTED) if _fresh(stage, step) else (Arm.UNHINTED,)
     plans = [
@@ -221,7 +247,9 @@ def _fresh(stage: Stage, step: int) -> bool:
 
 @dataclass(frozen=True)
 class Scored:
-    """What a step trains on and what it measured; designer lists are empty unless a designer group came due."""
+    """What a step trains on and what it measured; designer lists are empty unless a designer group
+    came due.
+    """
 
     groups: list[Group]
     agent_groups: int
@@ -234,7 +262,8 @@ class Scored:
 def score(stage: Stage, episodes: Sequence[Episode], step: int, *, flush: bool) -> Scored:
     """Tally the plays, update memory, and form the groups to train on.
 
-    Designer groups come due `designer.delay_steps` after they were written, or at the last step (`flush`).
+    Designer groups come due `designer.delay_steps` after they were written, or at the last step
+    (`flush`).
     """
     for pending in stage.curriculum.pending:
         for episode in episodes:
@@ -271,7 +300,12 @@ def _remember(stage: Stage) -> None:
     for pending in stage.curriculum.pending:
         for item in pending.designs:
             tally = None if item.source is None else pending.tallies.get(item.source.environment_id)
-            if item.source is None or tally is None or tally.win_rate is None or not item.verdict.admitted:
+            if (
+                item.source is None
+                or tally is None
+                or tally.win_rate is None
+                or not item.verdict.admitted
+            ):
                 continue
             regret = _regret(tally)
             stage.curriculum.memory.add(
@@ -287,10 +321,16 @@ def _remember(stage: Stage) -> None:
 
 
 def _agent_groups(config: Config, episodes: Sequence[Episode]) -> tuple[list[Group], int]:
-    """Unhinted, scored episodes by (environment, seed); groups without contrast teach nothing and are left out."""
+    """Unhinted, scored episodes by (environment, seed); groups without contrast teach nothing and
+    are left out.
+    """
     members: dict[str, list[Episode]] = {}
     for episode in episodes:
-        if episode.arm is Arm.UNHINTED and not episode.outcome.void and episode.trajectory is not None:
+        if (
+            episode.arm is Arm.UNHINTED
+            and not episode.outcome.void
+            and episode.trajectory is not None
+        ):
             members.setdefault(f"{episode.environment_id}/{episode.seed}", []).append(episode)
     groups, zero_variance = [], 0
     for key, group in members.items():
@@ -305,7 +345,9 @@ def _agent_groups(config: Config, episodes: Sequence[Episode]) -> tuple[list[Gro
 
 
 def _designer_groups(config: Config, due: Sequence[Pending]) -> tuple[list[Group], list[float]]:
-    """Designs by (cycle, skill). A design that was not admitted earns a bounded penalty; one that could not be measured is out."""
+    """Designs by (cycle, skill). A design that was not admitted earns a bounded penalty; one that
+    could not be measured is out.
+    """
     members: dict[str, list[tuple[Design, float]]] = {}
     for pending in due:
         for item in pending.designs:
@@ -323,6 +365,8 @@ def _designer_groups(config: Config, due: Sequence[Pending]) -> tuple[list[Group
 
 
 def _designer_reward(config: Config, pending: Pending, item: Design) -> float | None:
+    if item.verdict.gate == "infrastructure":
+        return None  # our fault, not the designer's
     if not item.verdict.admitted or item.source is None:
         return config.reward.invalid_reward
     tally = pending.tallies[item.source.environment_id]

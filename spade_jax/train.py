@@ -1,6 +1,8 @@
-"""THE LOOP: design, play, score, update, load, save. One step is one optimiser update on both roles at once.
+"""THE LOOP: design, play, score, update, load, save. One step is one optimiser update on both roles
+at once.
 
-Setting up and resuming are below it. Evaluation, several processes and asynchronous saving are deliberately not here yet.
+Setting up and resuming are below it. Evaluation, several processes and asynchronous saving are
+deliberately not here yet.
 """
 
 import asyncio
@@ -44,7 +46,13 @@ from spade_jax.types import Design, Episode, Group, Role
 logger = logging.getLogger(__name__)
 
 TOKENIZER_FILE = "tokenizer.model"
-FREE_FIELDS = ("run.dir", "run.steps", "run.checkpoint_steps", "run.keep_checkpoints", "telemetry.live")
+FREE_FIELDS = (
+    "run.dir",
+    "run.steps",
+    "run.checkpoint_steps",
+    "run.keep_checkpoints",
+    "telemetry.live",
+)
 """Settings that may differ on resume: they do not change what a step computes."""
 
 
@@ -103,7 +111,9 @@ class Run:
         return designs
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
-        """One optimiser update on the groups; none when nothing is to be learnt, and the weights stay as they are."""
+        """One optimiser update on the groups; none when nothing is to be learnt, and the weights
+        stay as they are.
+        """
         self.played_version = self.version
         if not groups:
             logger.warning("no group with contrast in this step: the weights stay as they are")
@@ -155,7 +165,8 @@ class Run:
         """Write the summary and say where the run is and what changed."""
         start = load_weights(self.config.run.init_from, self.config.model)
         moved = float(
-            optax.global_norm(jax.tree.map(jnp.subtract, self.state.params, start)) / optax.global_norm(start)
+            optax.global_norm(jax.tree.map(jnp.subtract, self.state.params, start))
+            / optax.global_norm(start)
         )
         lines = read_metrics(self.folder.path / "metrics.jsonl")
         self.folder.save_summary(summary(lines, moved))
@@ -165,7 +176,8 @@ class Run:
 
 @contextlib.contextmanager
 def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
-    """Open the run folder, build every part, restore the newest checkpoint if resuming, and close all on the way out.
+    """Open the run folder, build every part, restore the newest checkpoint if resuming, and close
+    all on the way out.
 
     Raises:
         ConfigError: the folder holds a run and `resume` is off, or holds a run of another config.
@@ -184,25 +196,43 @@ def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
         )
         started = time.perf_counter()
         stage.engine.compile()
-        logger.info("compiled %d sampler programs in %.0f s", stage.engine.num_compiles, time.perf_counter() - started)
-        state, version, first_step = _restore(config, stage, learner, mesh, checkpoints, folder, resume=resume)
+        logger.info(
+            "compiled %d sampler programs in %.0f s",
+            stage.engine.num_compiles,
+            time.perf_counter() - started,
+        )
+        state, version, first_step = _restore(
+            config, stage, learner, mesh, checkpoints, folder, resume=resume
+        )
         stage.engine.load(state.params, version)
         view = stack.enter_context(LiveView(config.run.steps, config.telemetry.live))
         yield Run(
-            config, stage, learner, state, version, version, first_step, folder, checkpoints, Phases(), view
+            config,
+            stage,
+            learner,
+            state,
+            version,
+            version,
+            first_step,
+            folder,
+            checkpoints,
+            Phases(),
+            view,
         )
 
 
 def make_stage(config: Config, runner: asyncio.Runner, mesh: Mesh) -> Stage:
-    """Build what self-play needs, pool started, engine without weights; the caller closes the pool."""
+    """Build what self-play needs; the pool is started, and the caller closes it."""
     if not config.run.init_from:
         raise ConfigError(
-            "run.init_from is empty: expected a folder with tokenizer.model and weights, such as assets/tiny"
+            "run.init_from is empty: expected a folder with tokenizer.model and weights, such "
+            "as assets/tiny"
         )
     tokenizer = Tokenizer.load(Path(config.run.init_from) / TOKENIZER_FILE)
     if tokenizer.vocab_size != config.model.vocab_size:
         raise ConfigError(
-            f"model.vocab_size={config.model.vocab_size}, but the tokenizer in {config.run.init_from} has "
+            f"model.vocab_size={config.model.vocab_size}, but the tokenizer in "
+            f"{config.run.init_from} has "
             f"{tokenizer.vocab_size} pieces; set --model.vocab-size {tokenizer.vocab_size}"
         )
     corpus = Corpus.load(config.corpus, config.run.seed)
@@ -210,7 +240,9 @@ def make_stage(config: Config, runner: asyncio.Runner, mesh: Mesh) -> Stage:
     pool = Pool(limits)
     runner.run(pool.start())
     engine = Engine(config.model, config.engine, mesh)
-    return Stage(config, engine, pool, Chat(tokenizer), corpus, Curriculum(Memory(config.memory)), runner)
+    return Stage(
+        config, engine, pool, Chat(tokenizer), corpus, Curriculum(Memory(config.memory)), runner
+    )
 
 
 def _claim(folder: RunFolder, config: Config, *, resume: bool) -> None:
@@ -218,20 +250,27 @@ def _claim(folder: RunFolder, config: Config, *, resume: bool) -> None:
     saved = folder.saved_config()
     if saved is None:
         if resume:
-            raise ConfigError(f"--resume: {folder.path} holds no run; leave --resume out to start one")
+            raise ConfigError(
+                f"--resume: {folder.path} holds no run; leave --resume out to start one"
+            )
         folder.save_config(to_dict(config))
         return
     if not resume:
         raise ConfigError(
-            f"run.dir={str(folder.path)!r} already holds a run; continue it with --resume or choose another --run.dir"
+            f"run.dir={str(folder.path)!r} already holds a run; continue it with --resume or "
+            f"choose another --run.dir"
         )
     there, here = _binding_fields(saved), _binding_fields(to_dict(config))
-    different = sorted(name for name in there.keys() | here.keys() if there.get(name) != here.get(name))
+    different = sorted(
+        name for name in there.keys() | here.keys() if there.get(name) != here.get(name)
+    )
     if different:
         name = different[0]
         raise ConfigError(
-            f"run.dir={str(folder.path)!r} holds a run of another config: {name} is {there.get(name)!r} there and "
-            f"{here.get(name)!r} here ({len(different)} differ); resume with the same options or choose another --run.dir"
+            f"run.dir={str(folder.path)!r} holds a run of another config: {name} is "
+            f"{there.get(name)!r} there and "
+            f"{here.get(name)!r} here ({len(different)} differ); resume with the same options "
+            f"or choose another --run.dir"
         )
     folder.save_config(to_dict(config))
 
@@ -259,7 +298,7 @@ def _restore(
     *,
     resume: bool,
 ) -> tuple[TrainState, int, int]:
-    """State, policy version and first step; on resume the run folder is cut back to the checkpoint."""
+    """State, policy version and first step; a resume cuts the run folder to the checkpoint."""
     if not resume or checkpoints.latest() is None:
         folder.cut(-1, -1)
         return learner.init(load_weights(config.run.init_from, config.model, mesh)), 0, 0
@@ -268,7 +307,8 @@ def _restore(
     stage.corpus.restore(host["corpus"])
     if step + 1 >= config.run.steps:
         raise CheckpointError(
-            f"{folder.path} is finished: its checkpoint is of step {step + 1} of run.steps={config.run.steps}; "
+            f"{folder.path} is finished: its checkpoint is of step {step + 1} of "
+            f"run.steps={config.run.steps}; "
             "raise --run.steps to go on"
         )
     folder.cut(step, step // config.run.cycle_steps)

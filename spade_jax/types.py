@@ -3,8 +3,9 @@
 Dimension words used in shape annotations of this project:
 `batch seq turns group layers heads kv_heads head_dim embed mlp experts vocab slots context`.
 
-A **step** is one optimiser update; a **cycle** is the steps between two designer generations; an **episode** is one play
-from reset to end; a **group** is the trajectories compared with one another.
+A **step** is one optimiser update; a **cycle** is the steps between two designer generations; an
+**episode** is one play from reset to end; a **group** is the trajectories compared with one
+another.
 """
 
 import dataclasses
@@ -53,7 +54,9 @@ class Outcome(enum.StrEnum):
         return self not in _SCORED
 
 
-_SCORED = frozenset({Outcome.FINISHED, Outcome.ENV_TRUNCATED, Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT})
+_SCORED = frozenset(
+    {Outcome.FINISHED, Outcome.ENV_TRUNCATED, Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT}
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,8 @@ class Document:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The token record of one designer completion or of one episode; never re-tokenised (design decision 1).
+    """The token record of one designer completion or of one episode; never re-tokenised (design
+    decision 1).
 
     tokens:       [prompt ......][completion 0][observation 1 ..][completion 1] ...
     loss_mask:     0 0 0 0 0 0 0  1 1 1 1 1 1 1 0 0 0 0 0 0 0 0 0 1 1 1 1 1 1 1
@@ -139,7 +143,7 @@ class Measures(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of admission. `gate` names the first gate that refused, or is empty when admitted."""
+    """The result of admission. `gate` names the gate that refused; empty when admitted."""
 
     admitted: bool
     gate: str = ""
@@ -149,7 +153,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Environment:
-    """An admitted program with its hint. `num_turns` is the longest reference solution seen at admission."""
+    """An admitted program with its hint."""
 
     source: EnvironmentSource
     hint: str
@@ -181,10 +185,7 @@ class Design:
 
 @dataclass(frozen=True)
 class Group:
-    """Trajectories of one role that are compared with one another, with what each is worth.
-
-    `weights` multiply a trajectory's loss (explicit role weight instead of a hidden scale).
-    """
+    """Trajectories of one role that are compared with one another, with what each is worth."""
 
     role: Role
     key: str
@@ -213,7 +214,9 @@ class Fault:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to sample one completion. Temperature 0 is greedy; log-probabilities are under the tempered distribution."""
+    """How to sample one completion. Temperature 0 is greedy; log-probabilities are under the
+    tempered distribution.
+    """
 
     temperature: float
     max_tokens: int
@@ -239,7 +242,9 @@ class Completion:
 
 
 def to_json(value: Any) -> Any:
-    """Turn dataclasses, arrays and enums into what `json` writes; floats keep every bit through `repr`."""
+    """Turn dataclasses, arrays and enums into what `json` writes; floats keep every bit through
+    `repr`.
+    """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, np.ndarray):

@@ -1,8 +1,9 @@
 """`spade-jax warmstart`: teach a small policy, from random weights, to speak in both roles.
 
-A small policy cannot write Python untaught, so it imitates the environment library: designs grounded in documents, hints,
-and expert plays. The result is a folder with tokenizer and weights that `train` starts from (`run.init_from`). There is no
-resume here: a warm start is short, and the same command and seed make the same weights on the same machine.
+A small policy cannot write Python untaught, so it imitates the environment library: designs
+grounded in documents, hints, and expert plays. The result is a folder with tokenizer and weights
+that `train` starts from (`run.init_from`). There is no resume here: a warm start is short, and the
+same command and seed make the same weights on the same machine.
 """
 
 import asyncio
@@ -17,7 +18,8 @@ import jax
 import numpy as np
 
 from models.sharding import build_mesh
-from models.tokenizer import Tokenizer, train as train_tokenizer
+from models.tokenizer import Tokenizer
+from models.tokenizer import train as train_tokenizer
 from models.transformer import init_params
 from models.weights import save_weights
 from spade_jax.config import BatchConfig, Config
@@ -42,7 +44,7 @@ ROLE_WEIGHTS = {Role.DESIGNER: 1.0, Role.AGENT: 0.5}  # programs are harder to l
 
 
 def warmstart(config: Config) -> Path:
-    """Make the tokenizer, train the policy, write both to `warmstart.out`, and return that folder."""
+    """Make the tokenizer, train the policy, write both to `warmstart.out`; return that folder."""
     out = Path(config.warmstart.out)
     out.mkdir(parents=True, exist_ok=True)
     corpus = Corpus.load(config.corpus, config.run.seed)
@@ -51,11 +53,16 @@ def warmstart(config: Config) -> Path:
     started = time.perf_counter()
     plays = asyncio.run(_plays(config, corpus, chat))
     logger.info(
-        "%d documents, %d expert plays in %.0f s", len(corpus), len(plays), time.perf_counter() - started
+        "%d documents, %d expert plays in %.0f s",
+        len(corpus),
+        len(plays),
+        time.perf_counter() - started,
     )
     mesh = build_mesh(**dataclasses.asdict(config.mesh))
     optimiser = dataclasses.replace(
-        config.learner, lr=config.warmstart.lr, warmup_steps=min(WARMUP_STEPS, config.warmstart.steps // 10)
+        config.learner,
+        lr=config.warmstart.lr,
+        warmup_steps=min(WARMUP_STEPS, config.warmstart.steps // 10),
     )
     learner = Learner(config.model, optimiser, mesh, total_steps=config.warmstart.steps)
     state = learner.init(init_params(config.model, jax.random.key(config.run.seed), mesh))
@@ -64,7 +71,11 @@ def warmstart(config: Config) -> Path:
         started = time.perf_counter()
         examples = next(batches)
         batch = make_batch(
-            _groups(examples), _batch_config(config), ROLE_WEIGHTS, policy_version=0, row_multiple=learner.row_multiple
+            _groups(examples),
+            _batch_config(config),
+            ROLE_WEIGHTS,
+            policy_version=0,
+            row_multiple=learner.row_multiple,
         )
         state, metrics = learner.step(state, batch, objective="nll")
         if step % config.warmstart.log_steps == 0 or step == config.warmstart.steps - 1:
@@ -80,7 +91,9 @@ def _batch_config(config: Config) -> BatchConfig:
 
 
 def _fit_tokenizer(config: Config, corpus: Corpus, path: Path) -> Tokenizer:
-    """Fit the tokenizer to prompts and programs as the policy will meet them, and to whole documents."""
+    """Fit the tokenizer to prompts and programs as the policy will meet them, and to whole
+    documents.
+    """
     rng = random.Random(f"tokenizer/{config.run.seed}")
     texts = [
         part
@@ -98,12 +111,15 @@ def _texts(item: Grounded) -> tuple[str, str, str]:
 
 async def _plays(config: Config, corpus: Corpus, chat: Chat) -> list[Example]:
     """Expert plays, made once: each needs a worker, and they are short."""
-    limits = Limits(
-        **{f.name: getattr(config.envs, f.name) for f in dataclasses.fields(Limits)}
-    )
+    limits = Limits(**{f.name: getattr(config.envs, f.name) for f in dataclasses.fields(Limits)})
     async with Pool(limits) as pool:
         made = play_examples(
-            config.run.seed, corpus, chat, pool, config.designer.document_words, config.warmstart.plays
+            config.run.seed,
+            corpus,
+            chat,
+            pool,
+            config.designer.document_words,
+            config.warmstart.plays,
         )
         return [example async for example in made]
 
@@ -111,7 +127,9 @@ async def _plays(config: Config, corpus: Corpus, chat: Chat) -> list[Example]:
 def _batches(
     config: Config, corpus: Corpus, chat: Chat, plays: Sequence[Example]
 ) -> Iterator[list[Example]]:
-    """Endless lists of examples that together fill `warmstart.rows` rows; what does not fit opens the next list."""
+    """Endless lists of examples that together fill `warmstart.rows` rows; what does not fit opens
+    the next list.
+    """
     texts = text_examples(config.run.seed, corpus, chat, config.designer.document_words)
     rng = random.Random(f"batches/{config.run.seed}")
     taught = {"text": 1, "play": 1}
@@ -134,7 +152,9 @@ def _batches(
 
 
 def _groups(examples: Sequence[Example]) -> list[Group]:
-    """Examples as trajectories: nothing sampled them, so the log-probabilities are zeros that NLL does not read."""
+    """Examples as trajectories: nothing sampled them, so the log-probabilities are zeros that NLL
+    does not read.
+    """
     return [
         Group(
             example.role,
@@ -157,7 +177,11 @@ def _groups(examples: Sequence[Example]) -> list[Group]:
 
 
 def _line(
-    config: Config, step: int, examples: Sequence[Example], metrics: dict[str, float], seconds: float
+    config: Config,
+    step: int,
+    examples: Sequence[Example],
+    metrics: dict[str, float],
+    seconds: float,
 ) -> str:
     losses = " ".join(
         f"{role.value} {metrics[f'loss/{role}']:.3f}" for role in Role if f"loss/{role}" in metrics
@@ -165,6 +189,7 @@ def _line(
     tokens = sum(len(example.tokens) for example in examples)
     left = (config.warmstart.steps - step - 1) * seconds / 60
     return (
-        f"step {step + 1}/{config.warmstart.steps}  loss: {losses}  grad norm {metrics['optim/grad_norm']:.2f}  "
+        f"step {step + 1}/{config.warmstart.steps}  loss: {losses}  grad norm "
+        f"{metrics['optim/grad_norm']:.2f}  "
         f"{len(examples)} examples, {tokens / seconds:.0f} tokens/s, about {left:.0f} min left"
     )

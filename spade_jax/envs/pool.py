@@ -24,6 +24,7 @@ from spade_jax.errors import SandboxError
 from spade_jax.types import Fault, Outcome, Reply
 
 _LOST = "lost"
+_INFRASTRUCTURE = str(Outcome.INFRASTRUCTURE)
 
 
 @dataclass(frozen=True)
@@ -190,11 +191,7 @@ class Pool:
             worker.last_answered = owner if isinstance(owner, Instance) else None
             return
         self._bury(worker)
-        if (
-            owner == IDLE
-            and worker.last_answered is not None
-            and answer.status != Outcome.INFRASTRUCTURE
-        ):
+        if owner == IDLE and worker.last_answered is not None and answer.status != _INFRASTRUCTURE:
             worker.last_answered._end(Fault(Outcome(answer.status), answer.value))
 
     def _on_lost(self, link: Link) -> None:
@@ -247,18 +244,19 @@ class Instance:
 
     async def _settle(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
         """The result of `attempt`, made again if others lose its worker, or the Fault."""
-        chances = {_LOST: self._pool.limits.instances_per_worker, str(Outcome.INFRASTRUCTURE): 1}
+        chances = {_LOST: 2 * self._pool.limits.instances_per_worker, _INFRASTRUCTURE: 1}
         while self._ended is None:
             try:
                 return await attempt()
             except _Failure as failure:
-                if chances.get(failure.status, 0):
-                    chances[failure.status] -= 1
-                    continue
-                outcome = (
-                    Outcome.INFRASTRUCTURE if failure.status == _LOST else Outcome(failure.status)
-                )
-                self._end(Fault(outcome, failure.detail))
+                status = failure.status
+                if chances.get(status, 0):
+                    chances[status] -= 1
+                elif status == _LOST:  # only instances of one program share a worker
+                    detail = "its worker went down again and again under others of the program"
+                    self._end(Fault(Outcome.WORKER_DIED, detail))
+                else:
+                    self._end(Fault(Outcome(status), failure.detail))
             except BaseException:  # cancelled: how far the worker got is not known
                 await self.close()
                 raise

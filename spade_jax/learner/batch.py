@@ -21,9 +21,8 @@ plain weighted sum, over any split into microbatches, is exactly L.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
@@ -34,7 +33,7 @@ from spade_jax.types import Group, Role, Trajectory
 ROLES = (Role.AGENT, Role.DESIGNER)
 """`Batch.roles` holds indices into this tuple."""
 
-Array = np.ndarray | jax.Array
+Array = Any  # NumPy when packed, JAX inside the step
 
 
 class Batch(NamedTuple):

@@ -53,11 +53,11 @@ def make_optimizer(
     )
 
     def update(
-        grads: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, optax.OptState]:
         with jax.numpy_dtype_promotion(
             "standard"
         ):  # Optax raises a float to the power of its integer count
-            return inner.update(grads, state, params)
+            return inner.update(updates, state, params)
 
     return optax.GradientTransformation(inner.init, update)

@@ -7,7 +7,7 @@ here. Every jit states its shardings, one device included.
 
 import functools
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -144,7 +144,8 @@ class Learner:
 
     def _update(self, state: TrainState, grads: Params) -> TrainState:
         updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)
-        return TrainState(optax.apply_updates(state.params, updates), opt_state, state.step + 1)
+        params: Any = optax.apply_updates(state.params, updates)
+        return TrainState(params, opt_state, state.step + 1)
 
     def _make_zeros(self) -> tuple[Params, Sums]:
         grads = jax.tree.map(
@@ -171,12 +172,14 @@ class Learner:
     def _state_shapes(self) -> TrainState:
         params = transformer.abstract_params(self._model)
         opt_state = jax.eval_shape(self._optimizer.init, params)
-        return TrainState(params, opt_state, jax.ShapeDtypeStruct((), jnp.int32))
+        step: Any = jax.ShapeDtypeStruct((), jnp.int32)
+        return TrainState(params, opt_state, step)
 
     def _state_shardings(self) -> TrainState:
         """Moments are sharded like the parameters they belong to; counters are everywhere."""
         shapes = self._state_shapes()
-        params, everywhere = param_shardings(self._model, self._mesh), replicated(self._mesh)
+        params = param_shardings(self._model, self._mesh)
+        everywhere: Any = replicated(self._mesh)
         structure = jax.tree.structure(shapes.params)
 
         def like_params(node: object) -> bool:

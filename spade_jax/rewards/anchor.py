@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 
 def win_rate(wins: Iterable[bool | None]) -> float | None:
-    """Fraction of wins among the unhinted plays, void ones (None) left out; None if none is left."""
+    """Fraction of wins among unhinted plays, void ones (None) left out; None if none is left."""
     counted = [win for win in wins if win is not None]
     return sum(counted) / len(counted) if counted else None
 

@@ -1,7 +1,8 @@
-"""The Reasoning Agent: plays one environment from reset to end and returns the episode with its token record.
+"""The Reasoning Agent: plays one environment from reset to end and returns the episode with its
+token record.
 
-`episode_return` is the last reward, clipped to [-1, 1], if the environment terminated, else 0 (design decision 8). There is
-no discount and no credit for partial progress.
+`episode_return` is the last reward, clipped to [-1, 1], if the environment terminated, else 0
+(design decision 8). There is no discount and no credit for partial progress.
 """
 
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ async def play(
     plan: Play,
     key: jax.Array,
 ) -> Episode:
-    """Play one episode; every way it can end is an `Outcome`, nothing an environment does raises."""
+    """Play one episode; every way it can end is an `Outcome`, and no environment raises."""
     opened = await pool.open(plan.environment.source.program, plan.seed)
     if isinstance(opened, Fault):
         return _episode(plan, config, Recorder(), [], opened.outcome, None, opened.detail)

@@ -1,4 +1,6 @@
-"""The Environment Designer: one completion that should be one program. Judging the program is admission's work."""
+"""The Environment Designer: one completion that should be one program. Judging the program is
+admission's work.
+"""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -41,7 +43,9 @@ async def write(
     """Sample one design: its text, its trajectory, and the program if one could be parsed."""
     record = Recorder()
     record.add_prompt(
-        chat.open(prompts.designer(request.skill, request.difficulty, request.excerpt, request.memory))
+        chat.open(
+            prompts.designer(request.skill, request.difficulty, request.excerpt, request.memory)
+        )
     )
     params = SamplingParams(config.temperature, config.max_tokens, chat.stop_ids)
     completion = await engine.generate(record.tokens, params, key)

@@ -1,7 +1,9 @@
-"""Supervised examples from the environment library: designs, hints and plays, in the very prompts the roles use.
+"""Supervised examples from the environment library: designs, hints and plays, in the very prompts
+the roles use.
 
-A design is grounded: its program is built on rare words of the excerpt that stands in its prompt, so that what is learnt is
-to read the document, not to recite a program. Programs run in the pool's workers only.
+A design is grounded: its program is built on rare words of the excerpt that stands in its prompt,
+so that what is learnt is to read the document, not to recite a program. Programs run in the pool's
+workers only.
 """
 
 import random
@@ -35,7 +37,9 @@ class Example:
     loss_mask: Bool[np.ndarray, " seq"]
 
 
-def _example(role: Role, kind: str, pieces: Sequence[tuple[Int[np.ndarray, " piece"], bool]]) -> Example:
+def _example(
+    role: Role, kind: str, pieces: Sequence[tuple[Int[np.ndarray, " piece"], bool]]
+) -> Example:
     tokens = np.concatenate([ids for ids, _ in pieces])
     mask = np.concatenate([np.full(len(ids), taught) for ids, taught in pieces])
     return Example(role, kind, tokens, mask)
@@ -52,9 +56,14 @@ class Grounded:
 
 
 def ground(
-    rng: random.Random, corpus: Corpus, document_words: int, avoid: Sequence[str] = (), skill: str | None = None
+    rng: random.Random,
+    corpus: Corpus,
+    document_words: int,
+    avoid: Sequence[str] = (),
+    skill: str | None = None,
 ) -> Grounded:
-    """Draw a document, a skill and a family that is not in `avoid` where there is another, and its program.
+    """Draw a document, a skill and a family that is not in `avoid` where there is another, and its
+    program.
 
     Raises:
         CorpusError: no document with enough rare words turned up.
@@ -67,7 +76,8 @@ def ground(
             break
     else:
         raise CorpusError(
-            f"of 1000 documents drawn none has {MIN_TERMS} words rarer than 5% in its first {document_words} words; "
+            f"of 1000 documents drawn none has {MIN_TERMS} words rarer than 5% in its first "
+            f"{document_words} words; "
             "use a larger corpus or raise designer.document_words"
         )
     skill = skill or rng.choice(SKILLS)
@@ -101,7 +111,7 @@ def text_examples(seed: int, corpus: Corpus, chat: Chat, document_words: int) ->
 def _memory_lines(
     rng: random.Random, corpus: Corpus, document_words: int
 ) -> tuple[list[memory.Record], list[str]]:
-    """Invented memory records of one skill, as a run would show them, and the class names to avoid."""
+    """Invented memory records of one skill, as a run would show them, and names to avoid."""
     count = rng.choice((0, 0, 1, 2, 3))
     records, names = [], []
     skill = rng.choice(SKILLS)
@@ -110,14 +120,18 @@ def _memory_lines(
         summary = memory.summary(item.draw.program)
         names.append(summary.split(" ")[0])
         win_rate = rng.choice((0.0, 1.0, round(rng.uniform(0.15, 0.85), 2)))
-        records.append(memory.Record("", skill, summary, win_rate, round(rng.uniform(-0.2, 0.5), 2), 0))
+        records.append(
+            memory.Record("", skill, summary, win_rate, round(rng.uniform(-0.2, 0.5), 2), 0)
+        )
     return records, names
 
 
 async def play_examples(
     seed: int, corpus: Corpus, chat: Chat, pool: Pool, document_words: int, count: int
 ) -> AsyncIterator[Example]:
-    """Yield `count` won expert plays, hinted and unhinted in equal shares; lost plays are not taught."""
+    """Yield `count` won expert plays, hinted and unhinted in equal shares; lost plays are not
+    taught.
+    """
     rng = random.Random(f"play/{seed}")
     made = 0
     while made < count:

@@ -1,6 +1,8 @@
-"""Hints: written by the policy from the program, refused when they give the answer away. Measured, not trained.
+"""Hints: written by the policy from the program, refused when they give the answer away. Measured,
+not trained.
 
-What is checked here is form and verbatim solutions; playing a copy-the-hint agent is deliberately left to admission's growth.
+What is checked here is form and verbatim solutions; playing a copy-the-hint agent is deliberately
+left to admission's growth.
 """
 
 import re
@@ -30,8 +32,8 @@ async def write(
 def refusal(hint: str | None, solutions: Sequence[Sequence[str]], max_words: int) -> str | None:
     """Why the hint may not be shown, or None when it may.
 
-    `solutions` are the winning action lists of a few seeds. A hint that contains one of them in order, word for word, is a
-    password and not a hint.
+    `solutions` are the winning action lists of a few seeds. A hint that contains one of them in
+    order, word for word, is a password and not a hint.
     """
     if not hint:
         return "no hint was written"
@@ -42,7 +44,9 @@ def refusal(hint: str | None, solutions: Sequence[Sequence[str]], max_words: int
         return "hint contains code or a boxed action"
     for solution in solutions:
         wanted = [word for action in solution for word in _WORD.findall(action.lower())]
-        spans = (words[start : start + len(wanted)] for start in range(len(words) - len(wanted) + 1))
+        spans = (
+            words[start : start + len(wanted)] for start in range(len(words) - len(wanted) + 1)
+        )
         if wanted and any(span == wanted for span in spans):
             return f"hint contains the winning actions {list(solution)!r}"
     return None

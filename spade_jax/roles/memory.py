@@ -1,7 +1,7 @@
 """The designer's memory: what earlier environments were and how they taught. First in, first out.
 
-A record is shown as one line: class name, the words it was built on, win rate and regret. Novelty measures and whole-program
-records are deliberately not here yet.
+A record is shown as one line: class name, the words it was built on, win rate and regret. Novelty
+measures and whole-program records are deliberately not here yet.
 """
 
 import ast
@@ -34,13 +34,19 @@ def summary(program: str) -> str:
         SyntaxError: the program does not parse (admitted programs do).
     """
     tree = ast.parse(program)
-    names = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name.endswith("Env")]
+    names = [
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef) and node.name.endswith("Env")
+    ]
     words = [
         element.value
         for node in ast.walk(tree)
         if isinstance(node, ast.List | ast.Tuple)
         for element in node.elts
-        if isinstance(element, ast.Constant) and isinstance(element.value, str) and element.value.isalpha()
+        if isinstance(element, ast.Constant)
+        and isinstance(element.value, str)
+        and element.value.isalpha()
     ]
     shown = list(dict.fromkeys(words))[:MAX_WORDS_SHOWN]
     return (names[-1] if names else "Env") + (" of " + ", ".join(shown) if shown else "")
@@ -67,7 +73,8 @@ class Memory:
         self.records = [*kept, record][-self.config.size :] if self.config.size else []
 
     def draw(self, skill: str, rng: random.Random) -> list[str]:
-        """Rendered records for one design: learnable ones of the skill by regret, then others to avoid.
+        """Rendered records for one design: learnable ones of the skill by regret, then others to
+        avoid.
 
         From the best max(3n, 10) learnable records n are drawn, as in the reference (section 7).
         """
@@ -79,7 +86,9 @@ class Memory:
         best = best[: max(3 * self.config.positives, 10)]
         shown = rng.sample(best, min(self.config.positives, len(best)))
         avoid = rng.sample(others, min(self.config.negatives, len(others)))
-        return [render(record, True) for record in shown] + [render(record, False) for record in avoid]
+        return [render(record, True) for record in shown] + [
+            render(record, False) for record in avoid
+        ]
 
     def state(self) -> list[dict]:
         """JSON-able records."""

@@ -1,7 +1,9 @@
-"""What is taken from model text: the program, the hint, the action. Model text is untrusted; nothing here executes it.
+"""What is taken from model text: the program, the hint, the action. Model text is untrusted;
+nothing here executes it.
 
-Text inside a thinking block is never obeyed, and among several candidates the last complete one counts, so that quoting
-the instructions or drafting an answer does not act on the quote (reference weakness 24).
+Text inside a thinking block is never obeyed, and among several candidates the last complete one
+counts, so that quoting the instructions or drafting an answer does not act on the quote (reference
+weakness 24).
 """
 
 import json
@@ -14,7 +16,9 @@ _BOX = "\\boxed{"
 
 
 def outside_thinking(completion: str) -> str:
-    """Text after and between thinking blocks. An unclosed block runs to the end; a lone closing tag ends one at its place."""
+    """Text after and between thinking blocks. An unclosed block runs to the end; a lone closing tag
+    ends one at its place.
+    """
     text = _THINK_BLOCK.sub("", completion)
     return text.rsplit("</think>", 1)[-1]
 
@@ -26,7 +30,9 @@ def program(completion: str) -> str | None:
 
 
 def action(completion: str) -> str | None:
-    """Content of the last complete `\\boxed{...}` outside thinking, braces balanced, stripped; None without one."""
+    """Content of the last complete `\\boxed{...}` outside thinking, braces balanced, stripped; None
+    without one.
+    """
     text = outside_thinking(completion)
     start = text.rfind(_BOX)
     while start >= 0:
@@ -40,7 +46,9 @@ def action(completion: str) -> str | None:
 
 
 def hint(completion: str) -> str | None:
-    """Hint text outside thinking; a (fenced) JSON object with a "hint" string is unwrapped. None if nothing is left."""
+    """Hint text outside thinking; a (fenced) JSON object with a "hint" string is unwrapped. None if
+    nothing is left.
+    """
     text = outside_thinking(completion).strip()
     fences = _ANY_FENCE.findall(text + "\n")
     candidate = fences[-1].strip() if fences else text

@@ -1,7 +1,9 @@
-"""The text of every prompt, and nothing else: which words the designer, the hint writer and the agent are given.
+"""The text of every prompt, and nothing else: which words the designer, the hint writer and the
+agent are given.
 
-One compact wording serves all sizes of policy. Documents, observations, programs and memory are untrusted text: they are
-placed as plain text and can never become control tokens (`rollout.chat` encodes them without special pieces).
+One compact wording serves all sizes of policy. Documents, observations, programs and memory are
+untrusted text: they are placed as plain text and can never become control tokens (`rollout.chat`
+encodes them without special pieces).
 """
 
 from collections.abc import Sequence
@@ -9,15 +11,19 @@ from collections.abc import Sequence
 from spade_jax.roles.skills import DESCRIPTIONS
 
 DESIGNER = """Write a game as one Python class whose name ends in Env.
-reset(seed) returns (text, dict). step(action) returns (text, reward, terminated, truncated, dict).
-solution() returns the list of actions that win after reset. Draw the instance from random.Random(seed).
-Reward 1 and terminated only on a win. Many turns, hidden state, no winning by luck. Use terms of the document.
+reset(seed) returns (text, dict). \
+step(action) returns (text, reward, terminated, truncated, dict).
+solution() returns the list of actions that win after reset. \
+Draw the instance from random.Random(seed).
+Reward 1 and terminated only on a win. \
+Many turns, hidden state, no winning by luck. Use terms of the document.
 Skill: {skill}, {description}
 Difficulty: {difficulty}
 Memory: {memory}
 Document: {document}"""
 
-HINT = """Write a hint for the player of this game: how to win, in at most two sentences, without the winning actions.
+HINT = """Write a hint for the player of this game: \
+how to win, in at most two sentences, without the winning actions.
 ```python
 {program}
 ```"""
@@ -29,7 +35,9 @@ HINT_LABEL = "\nHINT: "
 
 
 def designer(skill: str, difficulty: str, document: str, memory: Sequence[str]) -> str:
-    """Prompt for one design. `document` is the excerpt to ground it in, `memory` the rendered records (may be empty)."""
+    """Prompt for one design. `document` is the excerpt to ground it in, `memory` the rendered
+    records (may be empty).
+    """
     return DESIGNER.format(
         skill=skill,
         description=DESCRIPTIONS[skill],

@@ -1,4 +1,6 @@
-"""What each skill asks of an environment, and which skills a cycle works on (reference section 1.1)."""
+"""What each skill asks of an environment, and which skills a cycle works on (reference section
+1.1).
+"""
 
 from collections.abc import Sequence
 
@@ -14,7 +16,9 @@ DESCRIPTIONS = {
 
 
 def active(skills: Sequence[str], skills_per_cycle: int, cycle: int) -> tuple[str, ...]:
-    """Window of `skills_per_cycle` consecutive skills starting at (cycle * skills_per_cycle) mod K, wrapping."""
+    """Window of `skills_per_cycle` consecutive skills starting at (cycle * skills_per_cycle) mod K,
+    wrapping.
+    """
     count = min(skills_per_cycle, len(skills))
     start = cycle * count % len(skills)
     return tuple(skills[(start + offset) % len(skills)] for offset in range(count))

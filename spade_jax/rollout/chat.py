@@ -25,6 +25,11 @@ class Chat:
         )
 
     @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that the pieces are made with."""
+        return self._tokenizer
+
+    @property
     def stop_ids(self) -> tuple[int, ...]:
         """Ids that end a completion."""
         return (self._end,)

@@ -2,10 +2,9 @@
 
 A round admits waiting requests into idle slots, prefills what the cache does not hold, and decodes
 all slots for a bounded number of steps. Every device program has a fixed shape and is compiled
-ahead. How a sequence is cut into prefill chunks depends on that sequence alone, so its rows are
-computed in the same shapes whatever its neighbours; only the bound on a decode's cache reads
-follows the longest live sequence. Paged caches, prompts shared between slots and decoding while
-environments reply are not here.
+ahead. How a sequence is cut into prefill chunks depends on that sequence alone, so that it is
+computed in the same shapes, and to the same bits, whatever its neighbours. Paged caches, prompts
+shared between slots and decoding while environments reply are not here.
 """
 
 import concurrent.futures
@@ -65,10 +64,9 @@ class Request:
 
 
 class Piece(NamedTuple):
-    """Tokens `start..end` of a request, run by the prefill program of `chunk` and `limit`."""
+    """Tokens `start..end` of a request, run by the prefill program of `chunk`."""
 
     chunk: int
-    limit: int
     start: int
     end: int
     request: Request
@@ -79,12 +77,6 @@ class Program(NamedTuple):
 
     kind: Literal["allocate", "prefill", "decode"]
     chunk: int = 0  # tokens of a prefill row
-    limit: int = 0  # cache positions that attention reads
-
-
-def context_limits(context: int) -> tuple[int, ...]:
-    """Bounds on cache reads that programs are compiled for: a quarter, a half, all."""
-    return tuple(sorted({-(-context // 4), -(-context // 2), context}))
 
 
 def plan_chunks(start: int, end: int, chunks: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -111,7 +103,6 @@ class Engine:
         self._model = model
         self._config = config
         self._mesh = mesh
-        self._limits = context_limits(config.context_tokens)
         self._prefill_rows = min(config.prefill_rows, config.slots)
         self._programs: dict[Program, Callable[..., Any]] = {}
         self._params: transformer.Params | None = None
@@ -150,10 +141,8 @@ class Engine:
 
     def programs(self) -> list[Program]:
         """Every program this configuration can need."""
-        chunks, limits = self._config.prefill_chunks, self._limits
-        prefills = [Program("prefill", c, limit) for c in chunks for limit in limits if limit >= c]
-        decodes = [Program("decode", limit=limit) for limit in limits]
-        return [Program("allocate"), *prefills, *decodes]
+        prefills = [Program("prefill", chunk) for chunk in self._config.prefill_chunks]
+        return [Program("allocate"), *prefills, Program("decode")]
 
     def compile(self) -> None:
         """Compile every program that is not compiled yet."""
@@ -179,12 +168,10 @@ class Engine:
         if program.kind == "allocate":
             return jax.jit(allocate, out_shardings=cache_sharding).lower()
         if program.kind == "prefill":
-            run = functools.partial(sampling.prefill, self._model, program.limit)
+            run = functools.partial(sampling.prefill, self._model)
             inputs: tuple[Any, ...] = (sampling.prefill_shapes(self._prefill_rows, program.chunk),)
         else:
-            run = functools.partial(
-                sampling.decode, self._model, config.decode_steps, program.limit
-            )
+            run = functools.partial(sampling.decode, self._model, config.decode_steps)
             inputs = (sampling.decode_shapes(config.slots), jax.ShapeDtypeStruct((), np.int32))
         param_shardings = sharding.param_shardings(self._model, self._mesh)
         jitted = jax.jit(
@@ -290,32 +277,29 @@ class Engine:
         for request, (slot, hit) in zip(admitted, assigned, strict=True):
             request.slot = slot
             chunks = plan_chunks(hit, len(request.tokens), self._config.prefill_chunks)
-            plans.append([Piece(c, self._limit(max(e, c)), s, e, request) for c, s, e in chunks])
+            plans.append([Piece(*chunk, request) for chunk in chunks])
             self._stats.prefix_hit_tokens += hit
             self._stats.prefilled_tokens += len(request.tokens) - hit
         logger.debug("admitted (slot, tokens reused): %s", assigned)
         return plans
-
-    def _limit(self, num_positions: int) -> int:
-        return next(limit for limit in self._limits if limit >= num_positions)
 
     def _prefill(self, plans: list[list[Piece]]) -> None:
         """Run the first pieces of all requests, then their second ones, alike pieces together."""
         calls = []
         for wave in range(max(map(len, plans))):
             pieces = [plan[wave] for plan in plans if len(plan) > wave]
-            for shape in sorted({piece[:2] for piece in pieces}):
-                alike = [piece for piece in pieces if piece[:2] == shape]
+            for chunk in sorted({piece.chunk for piece in pieces}):
+                alike = [piece for piece in pieces if piece.chunk == chunk]
                 rows = self._prefill_rows
                 calls += [alike[i : i + rows] for i in range(0, len(alike), rows)]
         # Dispatched without waiting for results: a call needs only the cache of the one before.
         outputs = [
-            self._run(Program("prefill", *pieces[0][:2]), self._prefill_rows_of(pieces))
+            self._run(Program("prefill", pieces[0].chunk), self._prefill_rows_of(pieces))
             for pieces in calls
         ]
         for pieces, output in zip(calls, outputs, strict=True):
             tokens, logprobs = map(np.asarray, output)
-            for row, (_, _, start, end, request) in enumerate(pieces):
+            for row, (_, start, end, request) in enumerate(pieces):
                 self._table.append(request.slot, request.tokens[start:end])
                 if end == len(request.tokens):
                     self._extend(request, tokens[row : row + 1], logprobs[row : row + 1])
@@ -326,7 +310,7 @@ class Engine:
         taken = [piece.request.slot for piece in pieces]
         unused = [slot for slot in range(self._config.slots) if slot not in taken]
         rows.slots[:] = (taken + unused)[: self._prefill_rows]  # `forward` wants distinct slots
-        for row, (_, _, start, end, request) in enumerate(pieces):
+        for row, (_, start, end, request) in enumerate(pieces):
             rows.tokens[row, : end - start] = request.tokens[start:end]
             rows.positions[row, : end - start] = np.arange(start, end)
             rows.keys[row] = request.key
@@ -340,7 +324,6 @@ class Engine:
         costs several decode steps however few of its rows are used, so returning for each single
         slot would cost more than the slot can gain.
         """
-        steps = self._config.decode_steps
         rows = _blank(sampling.decode_shapes(self._config.slots))
         rows.positions[:] = rows.stop_ids[:] = -1
         for request in live:
@@ -352,10 +335,8 @@ class Engine:
             rows.stop_ids[slot, : len(params.stop_ids)] = params.stop_ids
             rows.keys[slot] = request.key
             rows.temperature[slot] = params.temperature
-        # The last token sampled is not run, so the longest read ends just before it.
-        reach = int(np.minimum(rows.positions + steps, rows.last_positions).max())
         exit_after = np.int32(min(self._prefill_rows, len(live)))
-        output = self._run(Program("decode", limit=self._limit(reach)), rows, exit_after)
+        output = self._run(Program("decode"), rows, exit_after)
         tokens, logprobs, counts, num_steps = map(np.asarray, output)
         for request in live:
             slot, count = request.slot, int(counts[request.slot])

@@ -1,4 +1,5 @@
-"""Where every random choice of a run comes from: the run's seed and the name of the thing drawn (design decision 7).
+"""Where every random choice of a run comes from: the run's seed and the name of the thing drawn
+(design decision 7).
 
 Names are hashed with CRC-32, which is the same in every process, unlike Python's salted `hash`.
 """
@@ -12,7 +13,9 @@ MAX_SEED = 2**31
 
 
 def named_seed(seed: int, *names: str | int) -> int:
-    """Integer in [0, 2**31) from the run's seed and a name such as ("instance", environment_id, step, 3)."""
+    """Integer in [0, 2**31) from the run's seed and a name such as ("instance", environment_id,
+    step, 3).
+    """
     text = "/".join([str(seed), *map(str, names)])
     return zlib.crc32(text.encode()) % MAX_SEED
 

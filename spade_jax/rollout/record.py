@@ -1,4 +1,6 @@
-"""Keeps the token record of one sequence while it grows, so that what was sampled is what is trained on (decision 1)."""
+"""Keeps the token record of one sequence while it grows, so that what was sampled is what is
+trained on (decision 1).
+"""
 
 import numpy as np
 from jaxtyping import Int
@@ -33,7 +35,8 @@ class Recorder:
         """Append what the policy sampled and close the turn."""
         if self._version is not None and completion.policy_version != self._version:
             raise ValueError(
-                f"one trajectory sampled by policy versions {self._version} and {completion.policy_version}"
+                f"one trajectory sampled by policy versions {self._version} and "
+                f"{completion.policy_version}"
             )
         self._version = completion.policy_version
         self._extend(completion.tokens.tolist(), completion.logprobs.tolist(), sampled=True)

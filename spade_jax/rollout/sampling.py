@@ -103,7 +103,6 @@ def sample(
 
 def prefill(
     config: TransformerConfig,
-    context_limit: int,
     params: transformer.Params,
     cache: transformer.Cache,
     rows: PrefillRows,
@@ -116,7 +115,6 @@ def prefill(
         rows.positions,
         cache=cache,
         slot_ids=rows.slots,
-        context_limit=context_limit,
     )
     assert out.cache is not None
     last = jnp.argmax(rows.positions, axis=1)
@@ -129,7 +127,6 @@ def prefill(
 def decode(
     config: TransformerConfig,
     max_steps: int,
-    context_limit: int,
     params: transformer.Params,
     cache: transformer.Cache,
     rows: DecodeRows,
@@ -152,7 +149,6 @@ def decode(
             tokens[:, None],
             jnp.where(active, positions, -1)[:, None],
             cache=cache,
-            context_limit=context_limit,
         )
         logits = transformer.logits(config, params, out.hidden)[:, 0]
         drawn, drawn_logprobs = sample(logits, rows.keys, positions + 1, rows.temperature)

@@ -22,7 +22,7 @@ _membership = contextvars.ContextVar("membership", default=None)
 class Lockstep(Generic[Request]):
     """Serve coroutines in rounds.
 
-    `serve` gets all waiting requests, in the order of the coroutines, and returns the finished ones.
+    `serve` gets all waiting requests, in coroutine order, and returns those it has finished.
     """
 
     def __init__(self, serve: Callable[[list[Request]], list[Request]]) -> None:

@@ -1,6 +1,8 @@
-"""The plain account of a finished run, read back from its `metrics.jsonl`: what happened and what changed.
+"""The plain account of a finished run, read back from its `metrics.jsonl`: what happened and what
+changed.
 
-First and last cycle are compared, since a single step of a small run is mostly noise. Plots are not here.
+First and last cycle are compared, since a single step of a small run is mostly noise. Plots are not
+here.
 """
 
 import json
@@ -24,7 +26,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def average(lines: Sequence[dict[str, Any]], name: str) -> float | None:
-    """Mean of a metric over steps, weighted by its `_count` where it has one; None if it was never measured."""
+    """Mean of a metric over steps, weighted by its `_count` where it has one; None if it was never
+    measured.
+    """
     pairs = [(line[name], line.get(f"{name}_count", 1)) for line in lines if name in line]
     weight = sum(count for _, count in pairs)
     return sum(value * count for value, count in pairs) / weight if weight else None
@@ -46,18 +50,22 @@ def summary(lines: Sequence[dict[str, Any]], moved: float) -> str:
         value for line in lines for name, value in line.items() if name.startswith("agent/outcome_")
     )
     updates = sum("optim/grad_norm" in line for line in lines)
-    gap = next((line[name] for line in lines if (name := "sampler/learner_logprob_gap_max") in line), None)
+    gap = next(
+        (line[name] for line in lines if (name := "sampler/learner_logprob_gap_max") in line), None
+    )
     seconds = sum(line["time/step_s"] for line in lines)
     rows = [f"| {label} | {_number(old)} | {_number(new)} |" for label, old, new in changes(lines)]
     return "\n".join(
         [
             "# Summary",
             "",
-            f"- {len(lines)} steps, {updates} optimiser updates, {lines[-1]['progress/cycle'] + 1} designer cycles, "
+            f"- {len(lines)} steps, {updates} optimiser updates, "
+            f"{lines[-1]['progress/cycle'] + 1} designer cycles, "
             f"{seconds / 60:.1f} minutes",
             f"- {attempted} designs, {admitted} admitted; {episodes} episodes played",
             f"- the weights moved by {moved:.2e} of their norm",
-            f"- sampler and learner log-probabilities differed by at most {_number(gap, '.1e')} on the first batch",
+            f"- sampler and learner log-probabilities differed by at most "
+            f"{_number(gap, '.1e')} on the first batch",
             "",
             "| | first cycle | last cycle |",
             "|---|---|---|",

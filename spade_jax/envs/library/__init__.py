@@ -1,4 +1,6 @@
-"""The environment library: parametrised families over the six skills, used to warm-start small policies."""
+"""The environment library: parametrised families over the six skills, used to warm-start small
+policies.
+"""
 
 from spade_jax.envs.library import (
     causal_families,

@@ -1,7 +1,8 @@
-"""What an environment family is: a generator of complete programs with a hint and an expert that plays them.
+"""What an environment family is: a generator of complete programs with a hint and an expert that
+plays them.
 
-The families are the teaching material of the warm start. They run like any generated program, in a worker; nothing here
-executes a program.
+The families are the teaching material of the warm start. They run like any generated program, in a
+worker; nothing here executes a program.
 """
 
 import random
@@ -22,8 +23,8 @@ class Player(Protocol):
 class Draw:
     """One program drawn from a family.
 
-    `player(hinted, rng)` starts an expert for one episode. Hinted, it may use what the hint says; unhinted, only what the
-    observations say, so that the agent can learn to do the same.
+    `player(hinted, rng)` starts an expert for one episode. Hinted, it may use what the hint says;
+    unhinted, only what the observations say, so that the agent can learn to do the same.
     """
 
     family: str
@@ -35,7 +36,9 @@ class Draw:
 
 @dataclass(frozen=True)
 class Family:
-    """A parametrised environment. `draw(rng, terms, difficulty)`: `terms` are at least 3 rare words of a document."""
+    """A parametrised environment. `draw(rng, terms, difficulty)`: `terms` are at least 3 rare words
+    of a document.
+    """
 
     name: str
     skill: str

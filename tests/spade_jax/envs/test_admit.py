@@ -15,7 +15,7 @@ GOOD = '''import random
 
 
 class VaultEnv:
-    """Open a vault of three dials by trying numbers from 10 to 99; each reply tells too low or too high."""
+    """Open a vault of three dials by trying numbers; replies tell too low or too high."""
 
     def reset(self, seed):
         rng = random.Random(seed)
@@ -229,7 +229,8 @@ def test_measures_hold_what_was_reached(shared):
 
 
 def test_a_fault_of_ours_is_not_the_programs(shared):
-    deed = "\nfrom collections import _sys\nos = _sys.modules['os']\nos.kill(os.getppid(), 9)\nwhile 1: pass"
+    kill = "os = _sys.modules['os']\nos.kill(os.getppid(), 9)\nwhile True: pass"
+    deed = f"\nfrom collections import _sys\n{kill}"
     found = verdict(shared, GOOD + deed)
     assert (found.admitted, found.gate) == (False, "infrastructure")
 

@@ -328,3 +328,16 @@ def test_import_loads_no_jax():
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[]\n", "")
+
+
+def test_a_program_whose_instances_all_kill_their_worker_is_the_programs_fault(shared):
+    async def play(seed: int) -> None:
+        instance = await opened(shared.pool, QUIET + "# all die", seed)
+        fault = await instance.step("die")
+        assert isinstance(fault, Fault)
+        assert fault.outcome is Outcome.WORKER_DIED
+
+    async def gather() -> None:
+        await asyncio.gather(*map(play, range(30)))
+
+    shared.run(gather())

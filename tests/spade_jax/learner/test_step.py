@@ -10,6 +10,7 @@ from models import transformer
 from spade_jax.config import BatchConfig
 from spade_jax.errors import SpadeError
 from spade_jax.learner.batch import make_batch
+from spade_jax.telemetry.metrics import check
 from spade_jax.types import Role
 
 WEIGHTS = {Role.AGENT: 1.0, Role.DESIGNER: 0.5}
@@ -44,17 +45,17 @@ def reference(model, groups):
         totals, counts, gaps = dict.fromkeys(WEIGHTS, 0.0), dict.fromkeys(WEIGHTS, 0), []
         for row, (role, t, advantage) in enumerate(trajectories):
             table = jax.nn.log_softmax(scores[row] / t.temperature, axis=-1)
-            for place in np.flatnonzero(t.loss_mask).tolist():
-                current = table[place - 1, int(t.tokens[place])]
-                old = jax.lax.stop_gradient(current)
-                sampler = float(t.sampler_logprobs[place])
-                importance = jnp.minimum(jnp.exp(old - sampler), 2.0)
-                totals[role] += -importance * jnp.exp(current - old) * float(advantage)
-                counts[role] += 1
-                if t.policy_version == 0:
-                    gaps.append(jnp.abs(old - sampler))
+            places = np.flatnonzero(t.loss_mask)
+            current = table[places - 1, t.tokens[places]]
+            old = jax.lax.stop_gradient(current)
+            sampler = t.sampler_logprobs[places]
+            importance = jnp.minimum(jnp.exp(old - sampler), 2.0)
+            totals[role] -= (importance * jnp.exp(current - old)).sum() * float(advantage)
+            counts[role] += len(places)
+            if t.policy_version == 0:
+                gaps.append(jnp.abs(old - sampler))
         means = {role: totals[role] / counts[role] for role in WEIGHTS}
-        return sum(WEIGHTS[role] * means[role] for role in WEIGHTS), (means, jnp.stack(gaps))
+        return sum(WEIGHTS[role] * means[role] for role in WEIGHTS), (means, jnp.concatenate(gaps))
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True))
 
@@ -162,6 +163,7 @@ def test_steps_learn_and_count(learner, groups, params) -> None:
 def test_only_measured_metrics_are_there(learner, groups, params) -> None:
     stale = make_batch(groups[:1], BatchConfig(SEQ, 2), WEIGHTS, policy_version=7)
     _, metrics = learner.step(learner.init(params), stale)
+    assert check(metrics) == metrics  # every name is declared
     assert not [name for name in metrics if "designer" in name or "gap" in name]
     assert metrics["policy/entropy_agent_mean"] == pytest.approx(np.log(64), rel=0.02)
     assert metrics["loss/clip_frac"] == 0.0  # measured: one update per batch cannot clip

@@ -14,7 +14,7 @@ from models.config import TransformerConfig
 from models.sharding import build_mesh, param_shardings
 from spade_jax.config import EngineConfig
 from spade_jax.errors import SamplerError
-from spade_jax.rollout.engine import Engine, context_limits, plan_chunks
+from spade_jax.rollout.engine import Engine, plan_chunks
 from spade_jax.types import Completion, SamplingParams, Stop
 
 MODEL = TransformerConfig(
@@ -28,7 +28,7 @@ MODEL = TransformerConfig(
     num_experts=4,
 )
 CONFIG = EngineConfig(
-    slots=4, context_tokens=64, prefill_rows=2, prefill_chunks=(8, 32), decode_steps=4
+    slots=4, context_tokens=64, prefill_rows=2, prefill_chunks=(8, 64), decode_steps=4
 )
 
 
@@ -263,7 +263,7 @@ def test_decode_returns_when_a_prefill_call_can_be_filled(engine):
     def request(seed: int, num_tokens: int) -> tuple[np.ndarray, SamplingParams, int]:
         return prompt(seed, 4), sampling(num_tokens), seed
 
-    # Two slots (prefill_rows) end after 1 step; the others end 3 steps after their successors start.
+    # Two slots (prefill_rows) end after 1 step; the others 3 steps after their successors start.
     run(engine, *(request(i, n) for i, n in enumerate((2, 2, 5, 5, 5, 5))))
     stats = engine.stats()
     assert stats.decode_steps == 1 + 3 + 1
@@ -310,12 +310,12 @@ def test_bad_requests_are_refused(engine):
             asyncio.run(on.gather([on.generate(tokens, params, key)]))
 
     refuse(
-        r"64 tokens leaves no room in engine.context_tokens=64; shorten it to 63",
+        r"64 tokens leaves no room .* engine.context_tokens=64; shorten it to 63",
         prompt(0, 64),
         sampling(),
     )
     refuse("0 tokens", good[:0], sampling())
-    refuse(r"span 3..64; expected 0..63", np.array([3, 64], np.int32), sampling())
+    refuse(r"span 3..64; expected ids in 0..63", np.array([3, 64], np.int32), sampling())
     refuse("max_tokens=0", good, sampling(0))
     refuse("temperature=-1", good, sampling(temperature=-1.0))
     refuse("temperature=nan", good, sampling(temperature=float("nan")))
@@ -363,14 +363,12 @@ def test_load_drops_the_cache_and_release_lets_the_learner_donate(engine):
 
 
 def test_every_program_is_compiled_ahead(shared):
-    assert (
-        shared.num_compiles == len(set(shared.programs())) == 9
-    )  # 5 prefill, 3 decode, 1 allocation
+    assert shared.num_compiles == len(set(shared.programs())) == 4  # allocate, 2 prefill, decode
     shared.compile()
-    assert shared.num_compiles == 9
+    assert shared.num_compiles == 4
 
 
-def test_every_chunk_of_every_request_has_a_program():
+def test_chunks_cover_every_sequence_with_little_padding():
     for end in range(1, CONFIG.context_tokens):
         for start in range(end):
             pieces = plan_chunks(start, end, CONFIG.prefill_chunks)
@@ -384,8 +382,6 @@ def test_every_chunk_of_every_request_has_a_program():
                 sum(piece[0] for piece in pieces)
                 < max(2 * (end - start), CONFIG.prefill_chunks[0]) + 1
             )
-    assert context_limits(1024) == (256, 512, 1024)
-    assert context_limits(18) == (5, 9, 18)
 
 
 def test_same_tokens_on_eight_devices(engine):

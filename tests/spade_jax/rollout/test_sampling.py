@@ -8,7 +8,7 @@ VOCAB = 5
 
 
 def draw(logits: np.ndarray, keys: jax.Array, positions: list[int], temperature: list[float]):
-    tokens, logprobs = sample(
+    tokens, logprobs = jax.jit(sample)(
         jnp.asarray(logits, jnp.float32),
         jax.random.key_data(keys),
         jnp.asarray(positions, jnp.int32),

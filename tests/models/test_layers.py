@@ -1,0 +1,43 @@
+"""RMSNorm and rotary positions against hand-computed and independent values."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from models.layers import RMSNorm, rotary_angles, rotate
+
+
+def test_rms_norm_by_hand():
+    norm = RMSNorm(2, eps=0.5)
+    norm.scale[...] = jnp.array([1.0, 10.0])
+    # mean square of (3, 4) is 12.5; with eps 0.5 the root is sqrt(13)
+    expected = [[3 / 13**0.5, 40 / 13**0.5]]
+    np.testing.assert_allclose(norm(jnp.array([[3.0, 4.0]])), expected, rtol=1e-6)
+
+
+def test_rotary_is_a_complex_rotation_of_half_split_pairs():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 3, 2, 6)).astype(np.float32)
+    positions = np.array([[0, 1, 2], [7, 100, 5]], np.int32)
+    angles = rotary_angles(jnp.asarray(positions), 6, 100.0)
+    rotated = np.asarray(rotate(jnp.asarray(x), *angles))
+    for row, column, head, pair in np.ndindex(2, 3, 2, 3):
+        angle = positions[row, column] / 100.0 ** (2 * pair / 6)
+        before = complex(x[row, column, head, pair], x[row, column, head, pair + 3])
+        after = before * np.exp(1j * angle)
+        got = complex(rotated[row, column, head, pair], rotated[row, column, head, pair + 3])
+        assert abs(after - got) < 1e-4
+
+
+def test_rotary_scores_depend_on_distance_alone():
+    rng = np.random.default_rng(1)
+    query, key = (jnp.asarray(rng.standard_normal((1, 1, 1, 8)), jnp.float32) for _ in range(2))
+
+    def score(query_position: int, key_position: int) -> float:
+        query_angles, key_angles = (
+            rotary_angles(jnp.full((1, 1), position, jnp.int32), 8, 1e4)
+            for position in (query_position, key_position)
+        )
+        return float(jnp.sum(rotate(query, *query_angles) * rotate(key, *key_angles)))
+
+    assert abs(score(5, 2) - score(105, 102)) < 1e-4
+    assert abs(score(5, 2) - score(5, 3)) > 1e-3

@@ -1,0 +1,298 @@
+"""The forward against an independent NumPy transformer, packed against apart, cached against
+packed.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from models import transformer
+from models.config import TransformerConfig
+from models.errors import ModelError
+from models.transformer import init_cache, init_params
+
+TINY = TransformerConfig(
+    vocab_size=23, num_layers=2, embed=16, num_heads=4, num_kv_heads=2, head_dim=6, mlp=10,
+    num_experts=4, experts_per_token=2,
+)  # fmt: skip
+OTHER = TransformerConfig(
+    vocab_size=23, num_layers=1, embed=16, num_heads=2, num_kv_heads=2, head_dim=4, mlp=10,
+    num_experts=1, experts_per_token=1, qk_norm=False, tied_head=False, rope_theta=500.0,
+    norm_eps=1e-2,
+)  # fmt: skip
+
+forward = partial(jax.jit, static_argnums=0, static_argnames="context_limit")(transformer.forward)
+
+
+def norm(x, scale, eps):
+    return x / np.sqrt(np.mean(x**2) + eps) * scale
+
+
+def turn(x, position, theta):
+    """Rotate one head: pairs (i, i + half) as complex numbers."""
+    half = x.shape[0] // 2
+    angles = position / theta ** (np.arange(half) / half)
+    pairs = (x[:half] + 1j * x[half:]) * np.exp(1j * angles)
+    return np.concatenate([pairs.real, pairs.imag])
+
+
+def softmax(x):
+    weights = np.exp(x - x.max())
+    return weights / weights.sum()
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def reference(config: TransformerConfig, params, tokens, positions, segment_ids) -> np.ndarray:
+    """Logits of one row, token by token, head by head, expert by expert, in float64."""
+    weights = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    read = lambda *path: np.asarray(_at(weights, path))
+    group = config.num_heads // config.num_kv_heads
+    x = read("embedding")[tokens]
+    for layer in range(config.num_layers):
+        part = partial(read, "blocks", layer)
+        normed = [norm(v, part("attention_norm", "scale"), config.norm_eps) for v in x]
+        heads = {}
+        for name in ("query", "key", "value"):
+            heads[name] = np.einsum("se,ehd->shd", normed, part("attention", name))
+            if name != "value":
+                for index in np.ndindex(heads[name].shape[:2]):
+                    head = heads[name][index]
+                    if config.qk_norm:
+                        scale = part("attention", f"{name}_norm", "scale")
+                        head = norm(head, scale, config.norm_eps)
+                    heads[name][index] = turn(head, positions[index[0]], config.rope_theta)
+        for q in range(len(tokens)):
+            seen = [c for c in range(q + 1) if segment_ids[c] == segment_ids[q] != 0]
+            for head in range(config.num_heads if seen else 0):
+                keys, values = (heads[n][seen, head // group] for n in ("key", "value"))
+                scores = keys @ heads["query"][q, head] / config.head_dim**0.5
+                mixed = softmax(scores) @ values
+                x[q] = x[q] + mixed @ part("attention", "output")[head]
+        for q in range(len(tokens)):
+            token = norm(x[q], part("moe_norm", "scale"), config.norm_eps)
+            shares = {0: 1.0}
+            if config.num_experts > 1:
+                probs = softmax(token @ part("moe", "router"))
+                best = np.argsort(-probs)[: config.experts_per_token]
+                shares = {expert: probs[expert] / probs[best].sum() for expert in best}
+            for expert, share in shares.items():
+                gate, up = (token @ part("moe", "gate_up")[expert, :, i] for i in (0, 1))
+                x[q] = x[q] + share * (silu(gate) * up) @ part("moe", "down")[expert]
+    x = np.stack([norm(v, read("final_norm", "scale"), config.norm_eps) for v in x])
+    return x @ (read("embedding").T if config.tied_head else read("head"))
+
+
+def _at(tree, path):
+    for part in path:
+        tree = tree[part]
+    return tree[...]
+
+
+def random_tokens(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, TINY.vocab_size, shape).astype(np.int32)
+
+
+def scaled_params(config: TransformerConfig):
+    """Parameters with every norm off one, and an embedding large enough to matter."""
+    params = init_params(config, jax.random.key(0))
+    leaves, tree = jax.tree.flatten(params)
+    rng = np.random.default_rng(0)
+    noisy = [leaf * jnp.asarray(rng.uniform(0.5, 2.0, leaf.shape), jnp.float32) for leaf in leaves]
+    return jax.tree.unflatten(tree, noisy)
+
+
+# Two segments and padding, packed in one row; positions restart.
+SEGMENTS = np.array([1, 1, 1, 1, 2, 2, 2, 2, 2, 0, 0], np.int32)
+POSITIONS = np.array([0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 0], np.int32)
+
+
+@pytest.mark.parametrize("config", [TINY, OTHER], ids=["experts", "dense"])
+def test_forward_equals_numpy_reference(config):
+    params = scaled_params(config)
+    tokens = random_tokens(0, 2, 11)
+    rows = np.stack([SEGMENTS, np.ones(11, np.int32)])
+    positions = np.stack([POSITIONS, np.arange(11, dtype=np.int32)])
+    out = forward(config, params, tokens, positions, segment_ids=rows)
+    got = transformer.logits(config, params, out.hidden)
+    assert got.dtype == jnp.float32
+    for row in range(2):
+        expected = reference(config, params, tokens[row], positions[row], rows[row])
+        live = rows[row] > 0
+        np.testing.assert_allclose(got[row][live], expected[live], atol=1e-4, rtol=1e-4)
+    assert np.isfinite(got).all()
+    load = np.asarray(out.expert_load)
+    assert load.shape == (config.num_layers, config.num_experts)
+    assert load.sum(axis=1).tolist() == [20.0 * config.experts_per_token] * config.num_layers
+
+
+def test_packed_segments_equal_separate_rows():
+    params = scaled_params(TINY)
+    tokens = random_tokens(1, 1, 11)
+    packed = forward(TINY, params, tokens, POSITIONS[None], segment_ids=SEGMENTS[None]).hidden
+    for piece in (slice(0, 4), slice(4, 9)):
+        length = piece.stop - piece.start
+        alone, ids = np.zeros((1, 11), np.int32), np.zeros((1, 11), np.int32)
+        alone[:, :length], ids[:, :length] = tokens[:, piece], 1
+        places = np.arange(11, dtype=np.int32)[None]
+        hidden = forward(TINY, params, alone, places, segment_ids=ids).hidden
+        np.testing.assert_allclose(packed[:, piece], hidden[:, :length], atol=1e-5)
+
+
+def test_padding_changes_nothing():
+    params = scaled_params(TINY)
+    tokens = random_tokens(2, 1, 11)
+    changed = np.where(SEGMENTS > 0, tokens, (tokens + 1) % TINY.vocab_size).astype(np.int32)
+    one, two = (
+        forward(TINY, params, t, POSITIONS[None], segment_ids=SEGMENTS[None])
+        for t in (tokens, changed)
+    )
+    assert not np.array_equal(tokens, changed)
+    live = SEGMENTS > 0
+    assert np.array_equal(one.hidden[0][live], two.hidden[0][live])
+    assert np.array_equal(one.expert_load, two.expert_load)
+
+
+def test_prefill_and_decode_equal_the_packed_forward():
+    params = scaled_params(TINY)
+    lengths = np.array([9, 6, 3])
+    tokens = random_tokens(3, 3, 9)
+    positions = np.broadcast_to(np.arange(9, dtype=np.int32), (3, 9))
+    expected = forward(TINY, params, tokens, positions).hidden
+
+    # Two chunks of prefill into slots 3, 0, 2; rows end at different places.
+    slots = np.array([3, 0, 2], np.int32)
+    cache = init_cache(TINY, 4, 16)
+    prompt = np.minimum(lengths - 2, 5)
+    for chunk in (slice(0, 3), slice(3, 6)):
+        where = np.where(positions < prompt[:, None], positions, -1)[:, chunk]
+        out = forward(TINY, params, tokens[:, chunk], where, cache=cache, slot_ids=slots)
+        cache = out.cache
+        for row in range(3):
+            live = where[row] >= 0
+            want = expected[row, chunk][live]
+            np.testing.assert_allclose(out.hidden[row][live], want, atol=1e-4)
+        assert float(out.expert_load.sum()) == (where >= 0).sum() * 2 * TINY.num_layers
+
+    # Decode with row i in slot i, until the longest row is through; slot 1 stays empty.
+    for offset in range(4):
+        column, live = np.zeros(4, np.int32), np.full(4, -1, np.int32)
+        for row, slot in enumerate(slots):
+            if prompt[row] + offset < lengths[row]:
+                live[slot] = prompt[row] + offset
+                column[slot] = tokens[row, live[slot]]
+        limit = 12 if offset % 2 else None
+        out = forward(
+            TINY, params, column[:, None], live[:, None], cache=cache, context_limit=limit
+        )
+        cache = out.cache
+        for row, slot in enumerate(slots):
+            if live[slot] >= 0:
+                want = expected[row, live[slot]]
+                np.testing.assert_allclose(out.hidden[slot, 0], want, atol=1e-4)
+    assert not cache.keys[0][1].any() and not cache.values[1][1].any()
+
+
+def test_context_limit_hides_what_lies_beyond():
+    params = scaled_params(TINY)
+    cache = jax.tree.map(lambda x: x + 1.0, init_cache(TINY, 1, 8))
+
+    def at(position: int, limit: int | None):
+        token, where = np.array([[5]], np.int32), np.array([[position]], np.int32)
+        return forward(TINY, params, token, where, cache=cache, context_limit=limit).hidden
+
+    assert np.array_equal(at(2, 4), at(2, None))
+    assert not np.array_equal(at(6, 4), at(6, None))
+
+
+def test_decode_of_a_row_is_bit_equal_whatever_its_neighbours_hold():
+    config = TransformerConfig(num_layers=2)
+    params = init_params(config, jax.random.key(1))
+    rng = np.random.default_rng(0)
+    shape = init_cache(config, 32, 160).keys[0].shape
+    keep = [3, 17, 31]
+
+    def decode(seed: int):
+        other = np.random.default_rng(seed)
+        draw = lambda: other.standard_normal(shape).astype(np.float32)
+        cache = transformer.Cache((draw(), draw()), (draw(), draw()))
+        tokens = other.integers(0, config.vocab_size, (32, 1)).astype(np.int32)
+        positions = other.integers(-1, 150, (32, 1)).astype(np.int32)
+        tokens[keep, 0], positions[keep, 0] = [7, 8, 9], [140, 20, 0]
+        for layer in (*cache.keys, *cache.values):
+            layer[keep] = kept
+        return np.asarray(forward(config, params, tokens, positions, cache=cache).hidden)[keep]
+
+    kept = rng.standard_normal((3, *shape[1:])).astype(np.float32)
+    first = decode(1)
+    for seed in (2, 3, 4):
+        assert np.array_equal(first, decode(seed))
+
+
+def test_decode_loop_copies_no_cache():
+    config = TransformerConfig(num_layers=2)
+    params = transformer.abstract_params(config)
+    cache = jax.eval_shape(lambda: init_cache(config, 8, 1024))
+    row = jax.ShapeDtypeStruct((8, 1), jnp.int32)
+
+    @partial(jax.jit, donate_argnums=1)
+    def decode(params, cache, tokens, positions):
+        def step(_, carry):
+            cache, positions = carry
+            out = transformer.forward(config, params, tokens, positions, cache=cache)
+            return out.cache, positions + 1
+
+        return jax.lax.fori_loop(0, 4, step, (cache, positions))
+
+    memory = decode.lower(params, cache, row, row).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < cache.keys[0].size * 4
+    assert memory.alias_size_in_bytes >= 4 * cache.keys[0].size * 4
+
+
+def test_default_config_is_small_enough():
+    config = TransformerConfig()
+    params = transformer.abstract_params(config)
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    experts = 5 * (8 * 3 * 192 * 256 + 192 * 8)
+    attention = 5 * (192 * 32 * (6 + 2 + 2 + 6) + 2 * 32)
+    assert count == config.vocab_size * 192 + experts + attention + 11 * 192
+    assert count <= 9_000_000
+
+
+def test_abstract_params_match_and_every_axis_is_named():
+    params = init_params(TINY, jax.random.key(0))
+    abstract = transformer.abstract_params(TINY)
+    assert jax.tree.structure(params) == jax.tree.structure(abstract)
+    same = jax.tree.map(lambda a, b: a.shape == b.shape and a.dtype == b.dtype, params, abstract)
+    assert all(jax.tree.leaves(same))
+    for _, param in nnx.to_flat_state(abstract):
+        assert len(param.get_metadata("axes")) == len(param.shape)
+
+
+def test_parameters_depend_on_the_key_alone():
+    one, two, other = (init_params(TINY, jax.random.key(seed)) for seed in (0, 0, 1))
+    assert all(jax.tree.leaves(jax.tree.map(lambda a, b: bool((a == b).all()), one, two)))
+    assert not np.array_equal(one["embedding"][...], other["embedding"][...])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"slot_ids": jnp.zeros(1, jnp.int32)}, "slot_ids and context_limit describe a cache"),
+        ({"context_limit": 4}, "slot_ids and context_limit describe a cache"),
+        (
+            {"cache": init_cache(TINY, 1, 4), "segment_ids": jnp.ones((1, 1), jnp.int32)},
+            "rows without a cache",
+        ),
+    ],
+)
+def test_contradicting_options_are_refused(options, message):
+    params, one = init_params(TINY, jax.random.key(0)), jnp.zeros((1, 1), jnp.int32)
+    with pytest.raises(ModelError, match=message):
+        transformer.forward(TINY, params, one, one, **options)

@@ -1,0 +1,100 @@
+"""Bad input is one line on stderr and exit code 2; good overrides reach the config."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from spade_jax import cli
+from spade_jax.config import Config, to_dict
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = str(ROOT / "configs" / "tiny.py")
+
+
+def test_every_preset_builds():
+    presets = sorted((ROOT / "configs").glob("*.py"))
+    assert {preset.stem for preset in presets} >= {"tiny", "micro"}
+    for preset in presets:
+        assert isinstance(cli.load_config(preset), Config)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["trian", TINY], ["unknown command 'trian'", "train"]),
+        (["train"], ["config file"]),
+        (["train", "--run.steps", "3"], ["config file", "--run.steps"]),
+        (["train", "nowhere.py"], ["nowhere.py", "does not exist"]),
+        (["train", TINY, "--run.step", "3"], ["--run.step", "did you mean run.steps"]),
+        (["train", TINY, "--lr", "3"], ["unknown option --lr"]),
+        (["train", TINY, "--run.steps", "abc"], ["run.steps", "'abc'", "int", "12"]),
+        (["train", TINY, "--run.steps", "3", "4"], ["run.steps", "3 4"]),
+        (["train", TINY, "--run.steps"], ["run.steps", "int"]),
+        (["train", TINY, "--run.steps", "0"], ["run.steps=0", "at least 1"]),
+        (["train", TINY, "--learner.lr", "nan"], ["learner.lr"]),
+        (["train", TINY, "stray"], ["'stray'"]),
+        (["train", TINY, "--designer.difficulty", "harsh"], ["'harsh'", "medium"]),
+        (["train", TINY, "--designer.skills", "Cooking"], ["Cooking", "Optimization"]),
+        (["train", TINY, "--designer.designs", "7"], ["designer.designs=7", "set 9"]),
+        (["train", TINY, "--model.num-heads", "5"], ["model.num_heads=5", "num_kv_heads=2"]),
+        (
+            ["train", TINY, "--engine.context-tokens", "4096"],
+            ["engine.context_tokens=4096", "row_tokens"],
+        ),
+        (["train", TINY, "--corpus.path", "missing.jsonl"], ["missing.jsonl"]),
+        (["train", TINY, "--run.init-from", "nothing"], ["nothing"]),
+        (["train", TINY, "--resume"], ["--resume", "holds no run"]),
+        (["warmstart", TINY, "--resume"], ["unknown option --resume"]),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, parts, capsys, tmp_path):
+    if arguments[:1] == ["train"] and len(arguments) > 1 and arguments[1] == TINY:
+        arguments = [*arguments[:2], "--run.dir", str(tmp_path / "run"), *arguments[2:]]
+    assert cli.main(arguments) == 2
+    message = capsys.readouterr().err.strip()
+    assert message.startswith("spade-jax: ") and "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+def test_overrides_reach_the_config():
+    preset = cli.load_config(Path(TINY))
+    arguments = ["--learner.lr", "3e-4", "--run.steps=20", "--designer.skills", "Optimization"]
+    config = cli.parse_overrides(preset, [*arguments, "--telemetry.no-live"])
+    assert (config.learner.lr, config.run.steps) == (3e-4, 20)
+    assert config.designer.skills == ("Optimization",) and not config.telemetry.live
+    assert config.model == preset.model
+    assert to_dict(config)["learner"]["lr"] == 3e-4
+
+
+def test_help_lists_every_field_with_default_and_doc(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["train", TINY, "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    for section in dataclasses.fields(Config):
+        for field in dataclasses.fields(section.default_factory()):
+            assert f"--{section.name}.{field.name.replace('_', '-')}" in text
+    assert "optimiser steps (default: 12)" in " ".join(text.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("source", "part"),
+    [
+        ("x = 1", "must define config()"),
+        ("def config(): return 3", "must define config()"),
+        ("def config(): 1 / 0", "ZeroDivisionError"),
+        ("def config(:", "SyntaxError"),
+    ],
+)
+def test_a_broken_config_file_is_named(source, part, tmp_path, capsys):
+    path = tmp_path / "broken.py"
+    path.write_text(source)
+    assert cli.main(["train", str(path)]) == 2
+    assert part in capsys.readouterr().err
+
+
+def test_no_arguments_shows_usage(capsys):
+    assert cli.main([]) == 2
+    assert "train" in capsys.readouterr().out

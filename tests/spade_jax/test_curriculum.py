@@ -1,0 +1,103 @@
+"""What self-play carries between steps survives JSON to the last bit, and tallies count what they
+say.
+"""
+
+import json
+
+import numpy as np
+import pytest
+
+from helpers import make_episode, make_trajectory
+from spade_jax.config import MemoryConfig
+from spade_jax.curriculum import Curriculum, Pending, PlayTally, learnable_share
+from spade_jax.errors import CheckpointError
+from spade_jax.roles.memory import Memory, Record
+from spade_jax.types import (
+    Arm,
+    Design,
+    Environment,
+    EnvironmentSource,
+    Outcome,
+    Verdict,
+    to_json,
+)
+
+SOURCE = EnvironmentSource("class AEnv: pass\n", "Optimization", "easy", "doc")
+
+
+def full_curriculum():
+    verdict = Verdict(True, measures={"num_solution_seeds": 5, "random_win_frac": 0.05})
+    logprobs = np.array([0, 0, 0, -0.1234567, -1e-8], np.float32)
+    design = Design(
+        "c0000_d000",
+        0,
+        "Optimization",
+        "easy",
+        "doc",
+        "text",
+        make_trajectory(sampler_logprobs=logprobs),
+        verdict,
+        SOURCE,
+        "hint",
+        "hint text",
+    )
+    refused = Design(
+        "c0000_d001", 0, "Optimization", "easy", "doc", "?", make_trajectory(), Verdict(False), None
+    )
+    tally = PlayTally()
+    tally.add(make_episode(seed=2**31 - 1, play_index=3), paired=True)
+    tally.add(
+        make_episode(outcome=Outcome.TIMEOUT, episode_return=None, arm=Arm.HINTED), paired=True
+    )
+    curriculum = Curriculum(Memory(MemoryConfig()))
+    curriculum.memory.add(Record("id", "Optimization", "AEnv", 0.1, None, 0))
+    curriculum.environments = [Environment(SOURCE, "hint", 0, "c0000_d000", verdict)]
+    curriculum.pending = [Pending(0, 4, [design, refused], {SOURCE.environment_id: tally})]
+    return curriculum
+
+
+def test_state_survives_json_exactly():
+    curriculum = full_curriculum()
+    state = json.loads(json.dumps(curriculum.state()))
+    other = Curriculum(Memory(MemoryConfig()))
+    other.restore(state)
+    assert other.state() == curriculum.state()
+    restored = other.pending[0].designs[0].trajectory
+    original = curriculum.pending[0].designs[0].trajectory
+    for name in ("tokens", "loss_mask", "sampler_logprobs", "turn_index"):
+        left, right = getattr(restored, name), getattr(original, name)
+        assert left.dtype == right.dtype and np.array_equal(left, right)
+    assert other.environments == curriculum.environments
+    assert other.pending[0].tallies[SOURCE.environment_id].pairs(Arm.UNHINTED) == {
+        (2**31 - 1, 3): 1.0
+    }
+
+
+@pytest.mark.parametrize("damage", [{"memory": [{"x": 1}]}, {"pending": [{}]}, {"environments": 3}])
+def test_a_state_of_another_version_is_refused(damage):
+    state = full_curriculum().state() | damage
+    with pytest.raises(CheckpointError, match="another version"):
+        Curriculum(Memory(MemoryConfig())).restore(state)
+
+
+def test_tally_counts_scored_unhinted_plays_only():
+    tally = PlayTally()
+    assert tally.win_rate is None
+    tally.add(make_episode(), paired=True)
+    tally.add(make_episode(play_index=1, episode_return=0.5), paired=False)
+    tally.add(make_episode(play_index=2, arm=Arm.HINTED), paired=True)
+    tally.add(make_episode(outcome=Outcome.TIMEOUT, episode_return=None), paired=False)
+    assert (tally.wins, tally.plays, tally.win_rate) == (1, 2, 0.5)
+    assert tally.pairs(Arm.UNHINTED) == {(0, 0): 1.0}
+    assert tally.pairs(Arm.HINTED) == {(0, 2): 1.0}
+
+
+def test_learnable_share_includes_the_bounds():
+    assert learnable_share([]) is None
+    assert learnable_share([0.2, 0.8, 0.19, 0.81]) == 0.5
+
+
+def test_to_json_is_plain():
+    assert to_json({Arm.HINTED: (np.float32(0.1), np.arange(2), Outcome.FINISHED)}) == {
+        "hinted": [float(np.float32(0.1)), [0, 1], "finished"]
+    }

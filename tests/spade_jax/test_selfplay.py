@@ -1,0 +1,165 @@
+"""Scoring: who is compared with whom, what is void, when a designer group comes due."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from helpers import make_episode, make_trajectory
+from spade_jax import measures, selfplay
+from spade_jax.config import Config, DesignerConfig
+from spade_jax.curriculum import Curriculum, Pending, PlayTally
+from spade_jax.roles.memory import Memory
+from spade_jax.types import (
+    Arm,
+    Design,
+    Environment,
+    EnvironmentSource,
+    Outcome,
+    Role,
+    Verdict,
+)
+
+SOURCES = [EnvironmentSource(f"class A{i}Env: pass", "Optimization", "easy", "d") for i in range(3)]
+ADMITTED = Verdict(True)
+
+
+def design(index, verdict=ADMITTED, source=True):
+    return Design(
+        f"d{index}",
+        0,
+        "Optimization",
+        "easy",
+        "doc",
+        "text",
+        make_trajectory(),
+        verdict,
+        SOURCES[index] if source else None,
+    )
+
+
+def stage_with(designs, step=0, delay=0):
+    """A stage for scoring alone: it neither samples nor plays."""
+    config = Config(designer=DesignerConfig(delay_steps=delay))
+    curriculum = Curriculum(Memory(config.memory))
+    tallies = {
+        d.source.environment_id: PlayTally() for d in designs if d.verdict.admitted and d.source
+    }
+    curriculum.pending = [Pending(0, step, designs, tallies)]
+    curriculum.environments = [
+        Environment(d.source, "hint", 0, d.design_id, d.verdict)
+        for d in designs
+        if d.verdict.admitted and d.source
+    ]
+    stage = object.__new__(selfplay.Stage)
+    stage.config, stage.curriculum = config, curriculum
+    return stage
+
+
+def plays(index, unhinted, hinted=(), seed=1):
+    """Episodes of one environment with the given returns; None is void."""
+    return [
+        make_episode(
+            environment_id=SOURCES[index].environment_id,
+            arm=arm,
+            seed=seed,
+            play_index=play,
+            episode_return=value,
+            outcome=Outcome.TIMEOUT if value is None else Outcome.FINISHED,
+        )
+        for arm, values in ((Arm.UNHINTED, unhinted), (Arm.HINTED, hinted))
+        for play, value in enumerate(values)
+    ]
+
+
+def test_agent_groups_are_unhinted_scored_plays_of_one_seed():
+    stage = stage_with([design(0)], delay=9)
+    episodes = (
+        plays(0, [1.0, 0.0, None], [1.0, 1.0, 1.0], seed=1)
+        + plays(0, [0.0, 0.0, 0.0], seed=2)
+        + plays(0, [1.0, 0.0, 0.0, 0.0], seed=3)
+    )
+    scored = selfplay.score(stage, episodes, 0, flush=False)
+    assert [group.rewards.tolist() for group in scored.groups] == [[1.0, 0.0], [1.0, 0.0, 0.0, 0.0]]
+    assert all(group.role is Role.AGENT for group in scored.groups)
+    np.testing.assert_allclose(scored.groups[0].advantages, [1.0, -1.0], atol=1e-6)
+    assert (scored.agent_groups, scored.zero_variance_groups) == (3, 1)
+
+
+def test_designer_rewards_are_the_published_blend():
+    designs = [design(0), design(1), design(2, Verdict(False, "solution", "lost"))]
+    stage = stage_with(designs)
+    # win rates 1/2 and 1/4; regrets 1/2 and 0: blend 0.6 + 0.4 = 1, and 0.6 * P(0.25) = 0.6 * 0.4
+    episodes = plays(0, [1.0, 0.0], [1.0, 1.0]) + plays(
+        1, [1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]
+    )
+    scored = selfplay.score(stage, episodes, 0, flush=False)
+    (group,) = [group for group in scored.groups if group.role is Role.DESIGNER]
+    np.testing.assert_allclose(group.rewards, [1.0, 0.24, -0.5], atol=1e-6)
+    assert group.advantages[0] > group.advantages[1] > group.advantages[2]
+    assert len(group.trajectories) == 3
+    assert [regret.mean for regret in scored.regrets] == [0.5, 0.0]
+    assert stage.curriculum.pending == []
+    # a record by environment, with what was measured
+    records = stage.curriculum.memory.records
+    assert [(r.win_rate, r.regret) for r in records] == [(0.5, 0.5), (0.25, 0.0)]
+
+
+def test_what_was_not_measured_has_no_reward():
+    broken = design(2, Verdict(False, "infrastructure", "our fault"))
+    stage = stage_with([design(0), design(1), broken])
+    episodes = plays(0, [1.0, 0.0], [1.0, 0.0]) + plays(1, [None, None], [1.0, 1.0])
+    scored = selfplay.score(stage, episodes, 0, flush=False)
+    assert scored.designer_rewards == [pytest.approx(0.6)]
+    assert [group for group in scored.groups if group.role is Role.DESIGNER] == []
+    assert len(stage.curriculum.memory.records) == 1
+    found = measures.scores(stage, scored)
+    assert found["designer/regret_mean_count"] == 1
+
+
+def test_a_void_play_removes_its_pair_and_its_partner_still_trains():
+    stage = stage_with([design(0)])
+    scored = selfplay.score(stage, plays(0, [1.0, 0.0, 0.0], [None, 1.0, 1.0]), 0, flush=True)
+    assert [(regret.mean, regret.num_pairs) for regret in scored.regrets] == [(1.0, 2)]
+    (group,) = [group for group in scored.groups if group.role is Role.AGENT]
+    assert len(group.trajectories) == 3
+
+
+def test_designer_groups_wait_and_collect_plays():
+    stage = stage_with([design(0), design(1)], step=4, delay=2)
+    first = plays(0, [1.0, 0.0], [1.0, 1.0]) + plays(1, [0.0, 0.0], [0.0, 0.0])
+    assert selfplay.score(stage, first, 4, flush=False).designer_rewards == []
+    assert selfplay.score(stage, plays(0, [0.0, 0.0]), 5, flush=False).designer_rewards == []
+    # later plays move the win rate (1 of 6), not the regret, which belongs to the first step
+    scored = selfplay.score(stage, plays(0, [0.0, 0.0]), 6, flush=False)
+    assert scored.win_rates == [pytest.approx(1 / 6), 0.0]
+    assert scored.regrets[0].mean == 0.5
+    expected = 0.6 * (1 - (0.4 - 1 / 6) / 0.25) + 0.4
+    assert scored.designer_rewards == [pytest.approx(expected), 0.0]
+
+
+def test_the_last_step_flushes():
+    stage = stage_with([design(0), design(1)], delay=9)
+    episodes = plays(0, [1.0, 0.0], [1.0, 0.0]) + plays(1, [0.0, 0.0], [0.0, 0.0])
+    assert selfplay.score(stage, [], 0, flush=False).groups == []
+    scored = selfplay.score(stage, episodes, 0, flush=True)
+    assert Role.DESIGNER in {group.role for group in scored.groups}
+    assert stage.curriculum.pending == []
+
+
+def test_duplicates_are_refused_in_design_order():
+    stage = stage_with([])
+    twin = replace(design(0), design_id="twin")
+    designs = selfplay._refuse_duplicates(stage, [design(0), twin, design(1)])
+    assert [d.verdict.gate for d in designs] == ["", "duplicate", ""]
+
+
+def test_measures_name_only_what_happened():
+    assert measures.designs([]) == {}
+    found = measures.designs([design(0), design(1, Verdict(False, "load", "")), design(2)])
+    assert found["designer/admitted_frac"] == pytest.approx(2 / 3)
+    assert found["designer/refused_load_count"] == 1
+    episodes = measures.episodes(plays(0, [1.0, None, 0.0]))
+    assert episodes["agent/return_mean"] == 0.5 and episodes["agent/return_mean_count"] == 2
+    assert episodes["agent/outcome_timeout_count"] == 1
+    assert "agent/return_hinted_mean" not in episodes
