@@ -16,13 +16,13 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from models.sharding import build_mesh
+from models.weights import load_weights
 from spade_jax.cli import load_config
 from spade_jax.config import Config
-from spade_jax.curriculum import Curriculum
 from spade_jax.envs.library import FAMILIES
 from spade_jax.roles.corpus import excerpt
 from spade_jax.roles.designer import Request
-from spade_jax.roles.memory import Memory
 from spade_jax.selfplay import Stage, attempt
 from spade_jax.train import make_stage
 from spade_jax.types import Design
@@ -130,9 +130,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--designs", type=int, default=100)
     parser.add_argument("--config", type=Path, default=ROOT / "configs" / "tiny.py")
+    parser.add_argument("--weights", type=Path, help="folder with tokenizer and weights")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.6, 1.0])
     arguments = parser.parse_args()
     config = load_config(arguments.config)
+    if arguments.weights is not None:
+        run = dataclasses.replace(config.run, init_from=str(arguments.weights))
+        config = dataclasses.replace(config, run=run)
     goals = {
         "admitted_frac": 0.5,
         "families": 8,
@@ -142,7 +146,10 @@ def main() -> None:
     }
     results = []
     with asyncio.Runner() as runner:
-        stage = make_stage(config, runner, Curriculum(Memory(config.memory)))
+        mesh = build_mesh(**dataclasses.asdict(config.mesh))
+        stage = make_stage(config, runner, mesh)
+        stage.engine.compile()
+        stage.engine.load(load_weights(config.run.init_from, config.model, mesh), 0)
         try:
             for temperature in arguments.temperatures:
                 values = measure(stage, config, arguments.designs, temperature)

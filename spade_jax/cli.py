@@ -59,6 +59,8 @@ def _run(arguments: list[str]) -> int:
             f"unknown command {command!r}{_closest(command, COMMANDS)}; expected one of "
             f"{', '.join(COMMANDS)}"
         )
+    if arguments and arguments[0] in ("-h", "--help"):
+        parse_overrides(Config(), ["--help"])
     if not arguments or arguments[0].startswith("-"):
         given = f"got {arguments[0]!r}" if arguments else "nothing was given"
         raise ConfigError(f"{command} needs a config file first, such as configs/tiny.py; {given}")

@@ -1,0 +1,194 @@
+"""`configs/micro.py` as a user runs it, in processes of their own: what it leaves, that it repeats,
+that a kill loses nothing.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import untimed
+
+from spade_jax.types import Role
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 600
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """One device, as on a laptop, and compiled programs shared by the runs of this module."""
+    cache = tmp_path_factory.mktemp("compiled")
+    kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    return kept | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+
+
+def command(folder, *options):
+    return [
+        sys.executable,
+        "-m",
+        "spade_jax.cli",
+        "train",
+        str(ROOT / "configs" / "micro.py"),
+        "--run.dir",
+        str(folder),
+        *options,
+    ]
+
+
+def run(folder, environment, *options):
+    done = subprocess.run(
+        command(folder, *options),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def episodes(folder):
+    return {path.name: path.read_bytes() for path in sorted((folder / "episodes").glob("*.jsonl"))}
+
+
+def weights(folder):
+    """Checksums of every array of the newest checkpoint, which also hold its host state."""
+    newest = max(
+        (p for p in (folder / "checkpoints").iterdir() if p.name.isdecimal()),
+        key=lambda p: int(p.name),
+    )
+    about = (newest / "about" / "metadata").read_text()
+    return newest.name, json.loads(about)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory, environment):
+    folder = tmp_path_factory.mktemp("runs") / "first"
+    return folder, run(folder, environment)
+
+
+def test_a_run_leaves_what_it_says(first):
+    folder, done = first
+    lines = metrics(folder)
+    assert [line["progress/step"] for line in lines] == [0, 1, 2]
+    assert next(iter(lines[0])) == "progress/step"
+    assert str(folder) in done.stderr and "summary.md" in done.stderr
+    assert (folder / "summary.md").read_text().startswith("# Summary")
+    assert json.loads((folder / "config.json").read_text())["run"]["steps"] == 3
+    attempted = sum(line.get("designer/attempted_count", 0) for line in lines)
+    admitted = sum(line.get("designer/admitted_count", 0) for line in lines)
+    assert attempted == 12
+    assert len(list((folder / "environments").glob("*/*.py"))) == admitted >= 6
+    refused = list((folder / "rejected").glob("*/*.json"))
+    assert len(refused) == attempted - admitted
+    for path in refused:
+        assert json.loads(path.read_text())["verdict"]["gate"]
+    for path in (folder / "environments").glob("*/*.json"):
+        assert json.loads(path.read_text())["hint"]
+    assert len(list((folder / "episodes").glob("*.jsonl"))) == 3
+
+
+def test_both_roles_learn_and_the_sampler_is_the_learner(first):
+    lines = metrics(first[0])
+    for role in Role:
+        assert max(line.get(f"optim/{role}_grad_norm", 0.0) for line in lines) > 0
+    gaps = [
+        line["sampler/learner_logprob_gap_max"]
+        for line in lines
+        if "sampler/learner_logprob_gap_max" in line
+    ]
+    assert gaps and max(gaps) <= 1e-4
+    assert all(line["sampler/late_compiles_count"] == 0 for line in lines)
+
+
+def test_an_episode_line_is_whole(first):
+    lines = (first[0] / "episodes" / "step_00000.jsonl").read_text().splitlines()
+    played = [json.loads(line) for line in lines]
+    assert {episode["arm"] for episode in played} == {"hinted", "unhinted"}
+    # equal arms on the same seeds
+    arms = {
+        arm: sorted(
+            (e["environment_id"], e["seed"], e["play_index"]) for e in played if e["arm"] == arm
+        )
+        for arm in ("hinted", "unhinted")
+    }
+    assert arms["hinted"] == arms["unhinted"]
+    for episode in played:
+        trajectory = episode["trajectory"]
+        assert (
+            len({len(trajectory[name]) for name in ("tokens", "loss_mask", "sampler_logprobs")})
+            == 1
+        )
+        assert trajectory["policy_version"] == 0
+        assert all(turn["observation"] for turn in episode["turns"])
+
+
+def test_a_taken_folder_is_refused_in_one_line(first, environment):
+    folder, _ = first
+    for options, part in (
+        ((), "already holds a run"),
+        (("--resume", "--run.seed", "5"), "run.seed"),
+        (("--resume",), "is finished"),
+    ):
+        done = subprocess.run(
+            command(folder, *options),
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+        assert done.returncode == 2
+        assert part in done.stderr.strip().splitlines()[-1]
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_the_same_seed_gives_the_same_run(first, environment, tmp_path):
+    folder = tmp_path / "again"
+    run(folder, environment)
+    assert [untimed(line) for line in metrics(folder)] == [
+        untimed(line) for line in metrics(first[0])
+    ]
+    assert episodes(folder) == episodes(first[0])
+    assert weights(folder) == weights(first[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["designing", "logged", "after the first checkpoint"])
+def test_a_killed_run_resumes_to_the_same_bits(first, environment, tmp_path, moment):
+    folder = tmp_path / "killed"
+    process = subprocess.Popen(
+        command(folder), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    signs = {
+        "designing": folder / "checkpoints",
+        "logged": folder / "metrics.jsonl",
+        "after the first checkpoint": folder / "checkpoints" / "0" / "files.json",
+    }
+    deadline = time.monotonic() + DEADLINE_S
+    while not signs[moment].exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    if moment != "logged":
+        time.sleep(1.0)  # into the next step
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    run(folder, environment, "--resume")
+    assert [untimed(line) for line in metrics(folder)] == [
+        untimed(line) for line in metrics(first[0])
+    ]
+    assert episodes(folder) == episodes(first[0])
+    assert weights(folder) == weights(first[0])
