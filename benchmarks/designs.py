@@ -22,7 +22,7 @@ from spade_jax.cli import load_config
 from spade_jax.config import Config
 from spade_jax.envs.library import FAMILIES
 from spade_jax.roles.corpus import excerpt
-from spade_jax.roles.designer import Request
+from spade_jax.roles.designer import MAX_TERMS, Request
 from spade_jax.selfplay import Stage, attempt
 from spade_jax.train import make_stage
 from spade_jax.types import Design
@@ -69,6 +69,7 @@ def design_all(stage: Stage, config: Config, count: int, offset: int) -> list[De
                 config.designer.difficulty,
                 document.document_id,
                 shown,
+                stage.corpus.rare_terms(shown)[:MAX_TERMS],
                 (),
             )
         )

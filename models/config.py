@@ -15,14 +15,14 @@ class TransformerConfig:
     num_layers: int = 5  # decoder blocks
     embed: int = 192  # width of the residual stream
     num_heads: int = 6  # query heads
-    num_kv_heads: int = 2  # key and value heads (grouped-query attention)
+    num_kv_heads: int = 3  # key and value heads (grouped-query attention)
     head_dim: int = 32  # width of a head
     mlp: int = 256  # hidden width of one expert
     num_experts: int = 8  # experts in a layer
     experts_per_token: int = 2  # experts a token is routed to
     rope_theta: float = 10_000.0  # base of the rotary angles
     norm_eps: float = 1e-6  # epsilon of RMSNorm
-    qk_norm: bool = True  # normalise queries and keys per head
+    qk_norm: bool = False  # normalise queries and keys per head
     tied_head: bool = True  # the output head is the embedding table
 
     def __post_init__(self) -> None:

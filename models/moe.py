@@ -5,6 +5,8 @@ Router probabilities are a float32 softmax over all experts, and the chosen ones
 sum to one (Qwen3-MoE `norm_topk_prob`). Balance losses and accelerator kernels are not here.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -22,49 +24,48 @@ def block_rows(rows: int, experts: int) -> int:
     return min(max(1 << (share.bit_length() - 1), 8), 256)
 
 
-def _blocks(group_sizes: Array, block: int) -> tuple[Array, Array, Array]:
-    """Return, per expert, the end of its rows and of its blocks, and the number of blocks in all.
+def _for_each_expert(group_sizes: Array, function: Callable, carry: Array) -> Array:
+    """Fold function(expert, first row, end row, carry) over the experts with rows, in order."""
+    ends = jnp.cumsum(group_sizes)
+    order = jnp.argsort(group_sizes == 0, stable=True)
 
-    Groups of 3, 0 and 5 rows in blocks of 4 (each block starts inside its own group):
+    def step(index: Array, carry: Array) -> Array:
+        expert = order[index]
+        return function(expert, ends[expert] - group_sizes[expert], ends[expert], carry)
 
-        rows    0 1 2 | 3 4 5 6 7        block 0 = rows 0..3 of expert 0, whose row 3 is not its own
-        blocks  0     | 1       2        block 1 = rows 3..6 and block 2 = rows 7..10 of expert 2
-    """
-    row_ends = jnp.cumsum(group_sizes)
-    block_ends = jnp.cumsum((group_sizes + block - 1) // block)
-    return row_ends, block_ends, block_ends[-1]
-
-
-def _locate(index: Array, group_sizes: Array, row_ends: Array, block_ends: Array, block: int):
-    """Return the expert of a block, its first row, and the end of the expert's rows."""
-    expert = jnp.sum(block_ends <= index)
-    skipped = jnp.where(expert > 0, block_ends[jnp.maximum(expert - 1, 0)], 0)
-    end = row_ends[expert]
-    return expert, end - group_sizes[expert] + (index - skipped) * block, end
+    return jax.lax.fori_loop(0, jnp.sum(group_sizes > 0), step, carry)
 
 
 def _product(x: Array, w: Array, group_sizes: Array, contract: int) -> Array:
     """Multiply each group of rows by its expert's matrix, contracting that matrix's given axis.
 
-    Blocks run in row order, so the rows that a block computes beyond its group are overwritten by
-    the block of the next group, which starts exactly there: no mask, and no gather into padding.
+    The rows that a group's last block computes beyond the group are overwritten by the next group,
+    which starts exactly there: no mask, and no gather into padding. Groups of 3, 0 and 5 rows in
+    blocks of 4, rows in brackets written twice:
+
+        expert 0    0 1 2 [3]
+        expert 2          3 4 5 6
+                                  7 [8 9 10]     set to zero at the end
     """
     rows, out = x.shape[0], w.shape[2 - contract]
     block = block_rows(rows, w.shape[0])
-    row_ends, block_ends, num_blocks = _blocks(group_sizes, block)
     padded = jnp.pad(x, ((0, block), (0, 0)))
 
-    def step(index: Array, result: Array) -> Array:
-        expert, start, _ = _locate(index, group_sizes, row_ends, block_ends, block)
-        tile = jax.lax.dynamic_slice_in_dim(padded, start, block)
+    def expert_rows(expert: Array, start: Array, end: Array, result: Array) -> Array:
         matrix = jax.lax.dynamic_index_in_dim(w, expert, keepdims=False)
-        product = jax.lax.dot_general(tile, matrix, (((1,), (contract,)), ((), ())))
-        return jax.lax.dynamic_update_slice_in_dim(result, product, start, 0)
+
+        def step(index: Array, result: Array) -> Array:
+            row = start + index * block
+            tile = jax.lax.dynamic_slice_in_dim(padded, row, block)
+            product = jax.lax.dot_general(tile, matrix, (((1,), (contract,)), ((), ())))
+            return jax.lax.dynamic_update_slice_in_dim(result, product, row, 0)
+
+        return jax.lax.fori_loop(0, (end - start + block - 1) // block, step, result)
 
     result = jnp.zeros((rows + block, out), x.dtype)
-    result = jax.lax.fori_loop(0, num_blocks, step, result)
+    result = _for_each_expert(group_sizes, expert_rows, result)
     tail = jnp.zeros((block, out), x.dtype)
-    return jax.lax.dynamic_update_slice_in_dim(result, tail, row_ends[-1], 0)[:rows]
+    return jax.lax.dynamic_update_slice_in_dim(result, tail, jnp.sum(group_sizes), 0)[:rows]
 
 
 @jax.custom_vjp
@@ -91,22 +92,23 @@ def _grouped_matmul_backward(residuals: tuple[Array, Array, Array], grad: Array)
 
 def _outer(x: Array, grad: Array, group_sizes: Array) -> Array:
     """Sum x^T grad over the rows of each group."""
-    experts = group_sizes.shape[0]
+    experts, shape = group_sizes.shape[0], (x.shape[1], grad.shape[1])
     block = block_rows(x.shape[0], experts)
-    row_ends, block_ends, num_blocks = _blocks(group_sizes, block)
     x, grad = jnp.pad(x, ((0, block), (0, 0))), jnp.pad(grad, ((0, block), (0, 0)))
 
-    def step(index: Array, total: Array) -> Array:
-        expert, start, end = _locate(index, group_sizes, row_ends, block_ends, block)
-        own = (start + jnp.arange(block) < end)[:, None]
-        tile = jnp.where(own, jax.lax.dynamic_slice_in_dim(x, start, block), 0.0)
-        grad_tile = jax.lax.dynamic_slice_in_dim(grad, start, block)
-        product = jax.lax.dot_general(tile, grad_tile, (((0,), (0,)), ((), ())))
-        product += jax.lax.dynamic_index_in_dim(total, expert, keepdims=False)
-        return jax.lax.dynamic_update_index_in_dim(total, product, expert, 0)
+    def expert_sum(expert: Array, start: Array, end: Array, result: Array) -> Array:
+        def step(index: Array, total: Array) -> Array:
+            row = start + index * block
+            own = (row + jnp.arange(block) < end)[:, None]
+            tile = jnp.where(own, jax.lax.dynamic_slice_in_dim(x, row, block), 0.0)
+            grad_tile = jax.lax.dynamic_slice_in_dim(grad, row, block)
+            return total + jax.lax.dot_general(tile, grad_tile, (((0,), (0,)), ((), ())))
 
-    total = jnp.zeros((experts, x.shape[1], grad.shape[1]), x.dtype)
-    return jax.lax.fori_loop(0, num_blocks, step, total)
+        total = jnp.zeros(shape, x.dtype)
+        total = jax.lax.fori_loop(0, (end - start + block - 1) // block, step, total)
+        return jax.lax.dynamic_update_index_in_dim(result, total, expert, 0)
+
+    return _for_each_expert(group_sizes, expert_sum, jnp.zeros((experts, *shape), x.dtype))
 
 
 grouped_matmul.defvjp(_grouped_matmul_forward, _grouped_matmul_backward)

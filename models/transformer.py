@@ -121,10 +121,11 @@ def forward(
     Args:
         positions: position of each token in its own sequence; with a cache, -1 is padding.
         segment_ids: without a cache, tokens attend within runs of equal ids and 0 is padding; None
-        is one run a row. slot_ids: the cache row of each row, without repeats; None means row i is
-        slot i. context_limit: static; only the first so many cache positions are read. mesh:
-        without a cache, where the rows are split; without it the compiler chooses, and may gather
-        every row.
+            is one run a row.
+        slot_ids: the cache row of each row, without repeats; None means row i is slot i.
+        context_limit: static; only the first so many cache positions are read.
+        mesh: without a cache, the mesh whose devices split the rows; None leaves the splitting to
+            the compiler, which may gather every row on every device.
     """
     if cache is None and (slot_ids is not None or context_limit is not None):
         raise ModelError("slot_ids and context_limit describe a cache, but cache is None; pass one")

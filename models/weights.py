@@ -40,7 +40,10 @@ def save_weights(
 ) -> None:
     """Write parameters, rounded to `dtype`, and the config."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be made ({error}); pick another folder") from error
     tensors = {
         name: np.ascontiguousarray(np.asarray(jax.device_get(leaf)).astype(jnp.dtype(dtype)))
         for name, leaf in named_leaves(params)
@@ -58,6 +61,10 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(
+            f"{path} cannot be written ({error}); free space or pick another folder"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -79,13 +79,15 @@ def _requests(stage: Stage, cycle: int) -> list[designer.Request]:
         records = stage.curriculum.memory.draw(
             skill, named_rng(config.run.seed, "memory", design_id)
         )
+        shown = excerpt(document, config.designer.document_words)
         request = designer.Request(
             design_id,
             cycle,
             skill,
             config.designer.difficulty,
             document.document_id,
-            excerpt(document, config.designer.document_words),
+            shown,
+            stage.corpus.rare_terms(shown)[: designer.MAX_TERMS],
             tuple(records),
         )
         requests.append(_fit(stage, request))
@@ -100,7 +102,7 @@ def _fit(stage: Stage, request: designer.Request) -> designer.Request:
     room = config.engine.context_tokens - config.designer.max_tokens - 1
     while True:
         prompt = prompts.designer(
-            request.skill, request.difficulty, request.excerpt, request.memory
+            request.skill, request.difficulty, request.excerpt, request.terms, request.memory
         )
         size = len(stage.chat.open(prompt))
         if size <= room:

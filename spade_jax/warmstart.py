@@ -46,7 +46,13 @@ ROLE_WEIGHTS = {Role.DESIGNER: 1.0, Role.AGENT: 0.5}  # programs are harder to l
 def warmstart(config: Config) -> Path:
     """Make the tokenizer, train the policy, write both to `warmstart.out`; return that folder."""
     out = Path(config.warmstart.out)
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"warmstart.out={str(out)!r} cannot be made ({error.strerror}); choose a folder "
+            f"you may write"
+        ) from error
     corpus = Corpus.load(config.corpus, config.run.seed)
     tokenizer = _fit_tokenizer(config, corpus, out / TOKENIZER_FILE)
     chat = Chat(tokenizer)
@@ -105,7 +111,7 @@ def _fit_tokenizer(config: Config, corpus: Corpus, path: Path) -> Tokenizer:
 
 
 def _texts(item: Grounded) -> tuple[str, str, str]:
-    prompt = prompts.designer(item.skill, item.difficulty, item.excerpt, ())
+    prompt = prompts.designer(item.skill, item.difficulty, item.excerpt, item.terms, ())
     return prompt, item.draw.program, item.draw.hint
 
 

@@ -15,6 +15,8 @@ from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.record import Recorder
 from spade_jax.types import Completion, EnvironmentSource, SamplingParams, Trajectory
 
+MAX_TERMS = 8  # rare words of the excerpt that the prompt names
+
 
 class Sampler(Protocol):
     """What a role needs of the engine."""
@@ -34,6 +36,7 @@ class Request:
     difficulty: str
     document_id: str
     excerpt: str
+    terms: tuple[str, ...]  # rare words of the excerpt, named in the prompt
     memory: tuple[str, ...]
 
 
@@ -44,7 +47,9 @@ async def write(
     record = Recorder()
     record.add_prompt(
         chat.open(
-            prompts.designer(request.skill, request.difficulty, request.excerpt, request.memory)
+            prompts.designer(
+                request.skill, request.difficulty, request.excerpt, request.terms, request.memory
+            )
         )
     )
     params = SamplingParams(config.temperature, config.max_tokens, chat.stop_ids)

@@ -19,6 +19,7 @@ from spade_jax.envs.pool import Pool
 from spade_jax.errors import CorpusError
 from spade_jax.roles import memory, prompts
 from spade_jax.roles.corpus import Corpus, excerpt
+from spade_jax.roles.designer import MAX_TERMS
 from spade_jax.rollout.chat import Chat
 from spade_jax.types import Fault, Reply, Role
 
@@ -38,7 +39,7 @@ class Example:
 
 
 def _example(
-    role: Role, kind: str, pieces: Sequence[tuple[Int[np.ndarray, " piece"], bool]]
+    role: Role, kind: str, pieces: Sequence[tuple[Int[np.ndarray, " _"], bool]]
 ) -> Example:
     tokens = np.concatenate([ids for ids, _ in pieces])
     mask = np.concatenate([np.full(len(ids), taught) for ids, taught in pieces])
@@ -53,6 +54,7 @@ class Grounded:
     skill: str
     difficulty: Difficulty
     excerpt: str
+    terms: tuple[str, ...]
 
 
 def ground(
@@ -71,7 +73,7 @@ def ground(
     for _ in range(1000):
         document = corpus[rng.randrange(len(corpus))]
         shown = excerpt(document, document_words)
-        terms = corpus.rare_terms(shown)
+        terms = corpus.rare_terms(shown)[:MAX_TERMS]
         if len(terms) >= MIN_TERMS:
             break
     else:
@@ -85,7 +87,7 @@ def ground(
     difficulty = rng.choices(names, odds)[0]
     choices = [f for f in FAMILIES if f.skill == skill]
     family: Family = rng.choice([f for f in choices if f.class_name not in avoid] or choices)
-    return Grounded(family.draw(rng, terms[:8], difficulty), skill, difficulty, shown)
+    return Grounded(family.draw(rng, terms, difficulty), skill, difficulty, shown, terms)
 
 
 def text_examples(seed: int, corpus: Corpus, chat: Chat, document_words: int) -> Iterator[Example]:
@@ -97,7 +99,7 @@ def text_examples(seed: int, corpus: Corpus, chat: Chat, document_words: int) ->
         item = ground(rng, corpus, document_words, avoid, skill)
         low, high = 0.15, 0.85
         lines = [memory.render(record, low <= record.win_rate <= high) for record in records]
-        prompt = prompts.designer(item.skill, item.difficulty, item.excerpt, lines)
+        prompt = prompts.designer(item.skill, item.difficulty, item.excerpt, item.terms, lines)
         completion = f"```python\n{item.draw.program.rstrip()}\n```"
         yield _example(
             Role.DESIGNER, "design", [(chat.open(prompt), False), (chat.finish(completion), True)]
@@ -158,7 +160,7 @@ async def _play(
     player = draw.player(hinted, rng)
     observation = instance.observation
     piece = chat.open(prompts.first_observation(observation, draw.hint if hinted else None))
-    pieces: list[tuple[Int[np.ndarray, " piece"], bool]] = []
+    pieces: list[tuple[Int[np.ndarray, " _"], bool]] = []
     won = False
     for _ in range(MAX_TURNS):
         thought, action = player.act(observation)

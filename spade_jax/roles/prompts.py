@@ -20,7 +20,8 @@ Many turns, hidden state, no winning by luck. Use terms of the document.
 Skill: {skill}, {description}
 Difficulty: {difficulty}
 Memory: {memory}
-Document: {document}"""
+Document: {document}
+Terms: {terms}"""
 
 HINT = """Write a hint for the player of this game: \
 how to win, in at most two sentences, without the winning actions.
@@ -34,7 +35,9 @@ AGENT = """Play the game. Think briefly, then put one action in \\boxed{{}}.
 HINT_LABEL = "\nHINT: "
 
 
-def designer(skill: str, difficulty: str, document: str, memory: Sequence[str]) -> str:
+def designer(
+    skill: str, difficulty: str, document: str, terms: Sequence[str], memory: Sequence[str]
+) -> str:
     """Prompt for one design. `document` is the excerpt to ground it in, `memory` the rendered
     records (may be empty).
     """
@@ -44,6 +47,7 @@ def designer(skill: str, difficulty: str, document: str, memory: Sequence[str]) 
         difficulty=difficulty,
         memory="; ".join(memory) if memory else "none",
         document=document,
+        terms=", ".join(f'"{term}"' for term in terms) if terms else "none",
     )
 
 

@@ -1,6 +1,4 @@
-"""The forward against an independent NumPy transformer, packed against apart, cached against
-packed.
-"""
+"""The forward against a NumPy transformer, against itself packed and cached; decode in a loop."""
 
 from functools import partial
 
@@ -16,14 +14,31 @@ from models.errors import ModelError
 from models.transformer import init_cache, init_params
 
 TINY = TransformerConfig(
-    vocab_size=23, num_layers=2, embed=16, num_heads=4, num_kv_heads=2, head_dim=6, mlp=10,
-    num_experts=4, experts_per_token=2,
-)  # fmt: skip
+    vocab_size=23,
+    num_layers=2,
+    embed=16,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=6,
+    mlp=10,
+    num_experts=4,
+    experts_per_token=2,
+)
 OTHER = TransformerConfig(
-    vocab_size=23, num_layers=1, embed=16, num_heads=2, num_kv_heads=2, head_dim=4, mlp=10,
-    num_experts=1, experts_per_token=1, qk_norm=False, tied_head=False, rope_theta=500.0,
+    vocab_size=23,
+    num_layers=1,
+    embed=16,
+    num_heads=2,
+    num_kv_heads=2,
+    head_dim=4,
+    mlp=10,
+    num_experts=1,
+    experts_per_token=1,
+    qk_norm=False,
+    tied_head=False,
+    rope_theta=500.0,
     norm_eps=1e-2,
-)  # fmt: skip
+)
 
 forward = partial(jax.jit, static_argnums=0, static_argnames="context_limit")(transformer.forward)
 
@@ -52,7 +67,13 @@ def silu(x):
 def reference(config: TransformerConfig, params, tokens, positions, segment_ids) -> np.ndarray:
     """Logits of one row, token by token, head by head, expert by expert, in float64."""
     weights = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
-    read = lambda *path: np.asarray(_at(weights, path))
+
+    def read(*path):
+        node = weights
+        for key in path:
+            node = node[key]
+        return node[...]
+
     group = config.num_heads // config.num_kv_heads
     x = read("embedding")[tokens]
     for layer in range(config.num_layers):
@@ -89,23 +110,20 @@ def reference(config: TransformerConfig, params, tokens, positions, segment_ids)
     return x @ (read("embedding").T if config.tied_head else read("head"))
 
 
-def _at(tree, path):
-    for part in path:
-        tree = tree[part]
-    return tree[...]
-
-
 def random_tokens(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, TINY.vocab_size, shape).astype(np.int32)
 
 
-def scaled_params(config: TransformerConfig):
-    """Parameters with every norm off one, and an embedding large enough to matter."""
-    params = init_params(config, jax.random.key(0))
-    leaves, tree = jax.tree.flatten(params)
+def random_params(config: TransformerConfig):
+    """Parameters with every norm off one and scores far from uniform, without compiling a draw."""
     rng = np.random.default_rng(0)
-    noisy = [leaf * jnp.asarray(rng.uniform(0.5, 2.0, leaf.shape), jnp.float32) for leaf in leaves]
-    return jax.tree.unflatten(tree, noisy)
+
+    def draw(leaf):
+        norm = len(leaf.shape) == 1
+        values = rng.uniform(0.5, 2.0, leaf.shape) if norm else rng.normal(0.0, 0.4, leaf.shape)
+        return jnp.asarray(values, jnp.float32)
+
+    return jax.tree.map(draw, transformer.abstract_params(config))
 
 
 # Two segments and padding, packed in one row; positions restart.
@@ -115,7 +133,7 @@ POSITIONS = np.array([0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 0], np.int32)
 
 @pytest.mark.parametrize("config", [TINY, OTHER], ids=["experts", "dense"])
 def test_forward_equals_numpy_reference(config):
-    params = scaled_params(config)
+    params = random_params(config)
     tokens = random_tokens(0, 2, 11)
     rows = np.stack([SEGMENTS, np.ones(11, np.int32)])
     positions = np.stack([POSITIONS, np.arange(11, dtype=np.int32)])
@@ -133,7 +151,7 @@ def test_forward_equals_numpy_reference(config):
 
 
 def test_packed_segments_equal_separate_rows():
-    params = scaled_params(TINY)
+    params = random_params(TINY)
     tokens = random_tokens(1, 1, 11)
     packed = forward(TINY, params, tokens, POSITIONS[None], segment_ids=SEGMENTS[None]).hidden
     for piece in (slice(0, 4), slice(4, 9)):
@@ -146,7 +164,7 @@ def test_packed_segments_equal_separate_rows():
 
 
 def test_padding_changes_nothing():
-    params = scaled_params(TINY)
+    params = random_params(TINY)
     tokens = random_tokens(2, 1, 11)
     changed = np.where(SEGMENTS > 0, tokens, (tokens + 1) % TINY.vocab_size).astype(np.int32)
     one, two = (
@@ -160,7 +178,7 @@ def test_padding_changes_nothing():
 
 
 def test_prefill_and_decode_equal_the_packed_forward():
-    params = scaled_params(TINY)
+    params = random_params(TINY)
     lengths = np.array([9, 6, 3])
     tokens = random_tokens(3, 3, 9)
     positions = np.broadcast_to(np.arange(9, dtype=np.int32), (3, 9))
@@ -200,7 +218,7 @@ def test_prefill_and_decode_equal_the_packed_forward():
 
 
 def test_context_limit_hides_what_lies_beyond():
-    params = scaled_params(TINY)
+    params = random_params(TINY)
     cache = jax.tree.map(lambda x: x + 1.0, init_cache(TINY, 1, 8))
 
     def at(position: int, limit: int | None):
@@ -213,15 +231,15 @@ def test_context_limit_hides_what_lies_beyond():
 
 def test_decode_of_a_row_is_bit_equal_whatever_its_neighbours_hold():
     config = TransformerConfig(num_layers=2)
-    params = init_params(config, jax.random.key(1))
+    params = random_params(config)
     rng = np.random.default_rng(0)
     shape = init_cache(config, 32, 160).keys[0].shape
     keep = [3, 17, 31]
 
     def decode(seed: int):
         other = np.random.default_rng(seed)
-        draw = lambda: other.standard_normal(shape).astype(np.float32)
-        cache = transformer.Cache((draw(), draw()), (draw(), draw()))
+        layers = other.standard_normal((4, *shape)).astype(np.float32)
+        cache = transformer.Cache(tuple(layers[:2]), tuple(layers[2:]))
         tokens = other.integers(0, config.vocab_size, (32, 1)).astype(np.int32)
         positions = other.integers(-1, 150, (32, 1)).astype(np.int32)
         tokens[keep, 0], positions[keep, 0] = [7, 8, 9], [140, 20, 0]
@@ -257,11 +275,13 @@ def test_decode_loop_copies_no_cache():
 
 def test_default_config_is_small_enough():
     config = TransformerConfig()
-    params = transformer.abstract_params(config)
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
-    experts = 5 * (8 * 3 * 192 * 256 + 192 * 8)
-    attention = 5 * (192 * 32 * (6 + 2 + 2 + 6) + 2 * 32)
-    assert count == config.vocab_size * 192 + experts + attention + 11 * 192
+    count = sum(leaf.size for leaf in jax.tree.leaves(transformer.abstract_params(config)))
+    experts = config.num_experts * 3 * config.embed * config.mlp
+    router = config.embed * config.num_experts
+    heads = 2 * (config.num_heads + config.num_kv_heads)
+    norms = 2 * config.embed + 2 * config.head_dim * config.qk_norm
+    layer = experts + router + heads * config.embed * config.head_dim + norms
+    assert count == config.num_layers * layer + (config.vocab_size + 1) * config.embed
     assert count <= 9_000_000
 
 
@@ -293,6 +313,6 @@ def test_parameters_depend_on_the_key_alone():
     ],
 )
 def test_contradicting_options_are_refused(options, message):
-    params, one = init_params(TINY, jax.random.key(0)), jnp.zeros((1, 1), jnp.int32)
+    params, one = random_params(TINY), jnp.zeros((1, 1), jnp.int32)
     with pytest.raises(ModelError, match=message):
         transformer.forward(TINY, params, one, one, **options)

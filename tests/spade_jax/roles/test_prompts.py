@@ -6,7 +6,11 @@ from spade_jax.roles import prompts, skills
 
 def test_designer_prompt_carries_skill_difficulty_document_and_memory():
     text = prompts.designer(
-        "Optimization", "hard", "numpy.kron\nKronecker {product}", ["AEnv of x was too easy"]
+        "Optimization",
+        "hard",
+        "numpy.kron\nKronecker {product}",
+        ["kron"],
+        ["AEnv of x was too easy"],
     )
     for part in (
         "Optimization",
@@ -14,11 +18,12 @@ def test_designer_prompt_carries_skill_difficulty_document_and_memory():
         "hard",
         "Kronecker {product}",
         "AEnv of x",
+        'Terms: "kron"',
     ):
         assert part in text
-    assert "Memory: none" in prompts.designer("Optimization", "easy", "text", [])
-    assert prompts.designer("Optimization", "easy", "t", []) != prompts.designer(
-        "Optimization", "hard", "t", []
+    assert "Memory: none" in prompts.designer("Optimization", "easy", "text", [], [])
+    assert prompts.designer("Optimization", "easy", "t", [], []) != prompts.designer(
+        "Optimization", "hard", "t", [], []
     )
 
 
