@@ -380,10 +380,10 @@ class WarmstartConfig:
     """Supervised start of a small policy on the environment library (`spade-jax warmstart`)."""
 
     out: str = "assets/tiny"  # folder for the tokenizer and weights
-    steps: int = 1300  # optimiser steps
-    rows: int = 6  # packed rows of one step
+    steps: int = 1400  # optimiser steps
+    rows: int = 8  # packed rows of one step
     row_tokens: int = 1024  # tokens of a packed row; no example may be longer
-    lr: float = 2e-3  # peak learning rate
+    lr: float = 3e-3  # peak learning rate
     design_share: float = (
         0.75  # share of tokens spent on designs and hints; the rest are expert plays
     )

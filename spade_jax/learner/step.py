@@ -78,7 +78,7 @@ class Learner:
         self._zeros = jax.jit(self._make_zeros, out_shardings=(params, everywhere))
         self._accumulate = {
             objective: jax.jit(
-                functools.partial(_accumulate, model, config, objective),
+                functools.partial(_accumulate, model, config, mesh, objective),
                 in_shardings=(params, everywhere, params, data_sharding(mesh)),
                 out_shardings=(params, everywhere),
                 donate_argnums=(0, 1),
@@ -196,6 +196,7 @@ class Learner:
 def _accumulate(
     model: TransformerConfig,
     config: LearnerConfig,
+    mesh: Mesh,
     objective: Objective,
     grads: Params,
     sums: Sums,
@@ -206,9 +207,9 @@ def _accumulate(
     # The gradient at a zero added to the final hidden states is each token's own share of the
     # backward pass: it tells the roles apart without a second one.
     probe = jnp.zeros((*batch.tokens.shape, model.embed), jnp.float32)
-    differentiate = jax.value_and_grad(_loss, argnums=(3, 4), has_aux=True)
+    differentiate = jax.value_and_grad(_loss, argnums=(4, 5), has_aux=True)
     (_, found), (new_grads, hidden_grads) = differentiate(
-        model, config, objective, params, probe, batch
+        model, config, mesh, objective, params, probe, batch
     )
     ahead = _ahead(batch)
     square = _per_role(jnp.square(hidden_grads).sum(-1), ahead)
@@ -239,6 +240,7 @@ def _per_role(values: Num[Array, "rows seq"], ahead: Batch) -> Num[Array, " role
 def _loss(
     model: TransformerConfig,
     config: LearnerConfig,
+    mesh: Mesh,
     objective: Objective,
     params: Params,
     probe: Float[Array, "rows seq embed"],
@@ -246,7 +248,12 @@ def _loss(
 ) -> tuple[Float[Array, ""], Sums]:
     """Weighted sum of token losses, and what is reported of it."""
     forward = transformer.forward(
-        model, params, batch.tokens, batch.positions, segment_ids=batch.segment_ids
+        model,
+        params,
+        batch.tokens,
+        batch.positions,
+        segment_ids=batch.segment_ids,
+        mesh=mesh,
     )
     scores = transformer.logits(model, params, forward.hidden + probe)
     ahead = _ahead(batch)
