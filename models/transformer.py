@@ -113,7 +113,6 @@ def forward(
     segment_ids: Int[Array, "rows seq"] | None = None,
     cache: Cache | None = None,
     slot_ids: Int[Array, " rows"] | None = None,
-    context_limit: int | None = None,
     mesh: Mesh | None = None,
 ) -> Forward:
     """Run the transformer over packed rows, or through a cache when one is given.
@@ -123,12 +122,11 @@ def forward(
         segment_ids: without a cache, tokens attend within runs of equal ids and 0 is padding; None
             is one run a row.
         slot_ids: the cache row of each row, without repeats; None means row i is slot i.
-        context_limit: static; only the first so many cache positions are read.
         mesh: without a cache, the mesh whose devices split the rows; None leaves the splitting to
             the compiler, which may gather every row on every device.
     """
-    if cache is None and (slot_ids is not None or context_limit is not None):
-        raise ModelError("slot_ids and context_limit describe a cache, but cache is None; pass one")
+    if cache is None and slot_ids is not None:
+        raise ModelError("slot_ids describe a cache, but cache is None; pass one")
     if cache is not None and (segment_ids is not None or mesh is not None):
         raise ModelError(
             "segment_ids and mesh are for rows without a cache; remove them or the cache"
@@ -149,12 +147,8 @@ def forward(
                 rows = jnp.arange(tokens.shape[0]) if slot_ids is None else slot_ids
                 keys.append(write_cache(cache.keys[layer], key, positions, rows))
                 values.append(write_cache(cache.values[layer], value, positions, rows))
-                last = (
-                    positions
-                    if context_limit is None
-                    else jnp.minimum(positions, context_limit - 1)
-                )
-                heads = attend(query, keys[-1], values[-1], rows, jnp.zeros_like(last), last)
+                first = jnp.zeros_like(positions)
+                heads = attend(query, keys[-1], values[-1], rows, first, positions)
             x = keep_rows(mesh, x + block.attention.merge(heads))
         with jax.named_scope(f"experts_{layer}"):
             output, load = block.moe(block.moe_norm(x), live, mesh)

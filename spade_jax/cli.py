@@ -31,10 +31,18 @@ USAGE = (
 )
 
 
+class _StderrHandler(logging.StreamHandler):
+    """Writes to whatever `sys.stderr` is at the time: a live table replaces it while it is up."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.setStream(sys.stderr)
+        super().emit(record)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 2 bad input, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_StderrHandler()])
     for noisy in ("absl", "jax", "orbax", "etils"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:

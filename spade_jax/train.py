@@ -184,7 +184,7 @@ def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
         CheckpointError: the newest checkpoint cannot be used.
     """
     folder = RunFolder(config.run.dir)
-    _claim(folder, config, resume=resume)
+    _check_folder(folder, config, resume=resume)
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner())
         mesh = build_mesh(**dataclasses.asdict(config.mesh))
@@ -194,6 +194,9 @@ def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
         checkpoints = stack.enter_context(
             Checkpoints(folder.checkpoints, config.run.keep_checkpoints, _binding(config))
         )
+        state, version, first_step = _restore(
+            config, stage, learner, mesh, checkpoints, folder, resume=resume
+        )
         started = time.perf_counter()
         stage.engine.compile()
         logger.info(
@@ -201,10 +204,8 @@ def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
             stage.engine.num_compiles,
             time.perf_counter() - started,
         )
-        state, version, first_step = _restore(
-            config, stage, learner, mesh, checkpoints, folder, resume=resume
-        )
         stage.engine.load(state.params, version)
+        folder.save_config(to_dict(config))
         view = stack.enter_context(LiveView(config.run.steps, config.telemetry.live))
         yield Run(
             config,
@@ -245,34 +246,28 @@ def make_stage(config: Config, runner: asyncio.Runner, mesh: Mesh) -> Stage:
     )
 
 
-def _claim(folder: RunFolder, config: Config, *, resume: bool) -> None:
-    """Make the folder this run's, or refuse it."""
+def _check_folder(folder: RunFolder, config: Config, *, resume: bool) -> None:
+    """Refuse a folder that is another run's; a start that fails later leaves it free."""
     saved = folder.saved_config()
+    where = f"run.dir={str(folder.path)!r}"
     if saved is None:
         if resume:
-            raise ConfigError(
-                f"--resume: {folder.path} holds no run; leave --resume out to start one"
-            )
-        folder.save_config(to_dict(config))
+            raise ConfigError(f"--resume: {where} holds no run; leave --resume out to start one")
         return
     if not resume:
         raise ConfigError(
-            f"run.dir={str(folder.path)!r} already holds a run; continue it with --resume or "
-            f"choose another --run.dir"
+            f"{where} already holds a run; continue it with --resume or choose another --run.dir"
         )
     there, here = _binding_fields(saved), _binding_fields(to_dict(config))
-    different = sorted(
-        name for name in there.keys() | here.keys() if there.get(name) != here.get(name)
-    )
+    names = sorted(there.keys() | here.keys())
+    different = [name for name in names if there.get(name) != here.get(name)]
     if different:
         name = different[0]
         raise ConfigError(
-            f"run.dir={str(folder.path)!r} holds a run of another config: {name} is "
-            f"{there.get(name)!r} there and "
-            f"{here.get(name)!r} here ({len(different)} differ); resume with the same options "
-            f"or choose another --run.dir"
+            f"{where} holds a run of another config: {name} is {there.get(name)!r} there and "
+            f"{here.get(name)!r} here ({len(different)} differ); resume with the same options or "
+            "choose another --run.dir"
         )
-    folder.save_config(to_dict(config))
 
 
 def _binding_fields(config: dict[str, Any]) -> dict[str, Any]:

@@ -1,15 +1,15 @@
-"""Which programs are played at all: every claim of a designer's program is tried before an episode
-depends on it.
+"""Which programs are played at all: a program's claims are tried before an episode depends on them.
 
 Gates, in order; the first that refuses names the verdict:
-    parse        it is Python of a bearable size with a class ending in Env that has reset, step and
-    solution imports      it imports the allowed modules only load         its module body runs
-    contract     reset and up to 25 steps of unhelpful actions keep the contract, on several seeds
-    determinism  the same seed and actions give the same replies and solution in a worker of the
-    other zygote variety      the seeds are not all one instance solution     what `solution()`
-    returns wins on every solution seed, on an instance that was never asked for it constant
-    repeating one action wins on few of the probe seeds random       drawing actions from the words
-    on show wins on few of the probe seeds
+    parse        Python of a bearable size, with a class ending in Env that has reset, step, solution
+    imports      only the allowed modules are imported
+    load         the module body runs
+    contract     reset and up to 25 unhelpful actions keep the contract, on several seeds
+    determinism  same seed, same actions: the same replies and solution in a worker of another zygote
+    variety      the seeds are not all one instance
+    solution     what `solution()` returns wins on every seed, on an instance never asked for it
+    constant     repeating one action wins on few of the probe seeds
+    random       drawing actions from the words on show wins on few of the probe seeds
 A gate that cannot run refuses. A refusal by `INFRASTRUCTURE` is not the program's doing: nobody
 earns or pays for it. Whether a program is interesting, novel or too hard is not judged here.
 """

@@ -40,7 +40,7 @@ OTHER = TransformerConfig(
     norm_eps=1e-2,
 )
 
-forward = partial(jax.jit, static_argnums=0, static_argnames="context_limit")(transformer.forward)
+forward = partial(jax.jit, static_argnums=0)(transformer.forward)
 
 
 def norm(x, scale, eps):
@@ -205,28 +205,13 @@ def test_prefill_and_decode_equal_the_packed_forward():
             if prompt[row] + offset < lengths[row]:
                 live[slot] = prompt[row] + offset
                 column[slot] = tokens[row, live[slot]]
-        limit = 12 if offset % 2 else None
-        out = forward(
-            TINY, params, column[:, None], live[:, None], cache=cache, context_limit=limit
-        )
+        out = forward(TINY, params, column[:, None], live[:, None], cache=cache)
         cache = out.cache
         for row, slot in enumerate(slots):
             if live[slot] >= 0:
                 want = expected[row, live[slot]]
                 np.testing.assert_allclose(out.hidden[slot, 0], want, atol=1e-4)
     assert not cache.keys[0][1].any() and not cache.values[1][1].any()
-
-
-def test_context_limit_hides_what_lies_beyond():
-    params = random_params(TINY)
-    cache = jax.tree.map(lambda x: x + 1.0, init_cache(TINY, 1, 8))
-
-    def at(position: int, limit: int | None):
-        token, where = np.array([[5]], np.int32), np.array([[position]], np.int32)
-        return forward(TINY, params, token, where, cache=cache, context_limit=limit).hidden
-
-    assert np.array_equal(at(2, 4), at(2, None))
-    assert not np.array_equal(at(6, 4), at(6, None))
 
 
 def test_decode_of_a_row_is_bit_equal_whatever_its_neighbours_hold():
@@ -304,8 +289,7 @@ def test_parameters_depend_on_the_key_alone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"slot_ids": jnp.zeros(1, jnp.int32)}, "slot_ids and context_limit describe a cache"),
-        ({"context_limit": 4}, "slot_ids and context_limit describe a cache"),
+        ({"slot_ids": jnp.zeros(1, jnp.int32)}, "slot_ids describe a cache"),
         (
             {"cache": init_cache(TINY, 1, 4), "segment_ids": jnp.ones((1, 1), jnp.int32)},
             "rows without a cache",

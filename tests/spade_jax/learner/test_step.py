@@ -165,7 +165,7 @@ def test_only_measured_metrics_are_there(learner, groups, params) -> None:
     _, metrics = learner.step(learner.init(params), stale)
     assert check(metrics) == metrics  # every name is declared
     assert not [name for name in metrics if "designer" in name or "gap" in name]
-    assert metrics["policy/entropy_agent_mean"] == pytest.approx(np.log(64), rel=0.02)
+    assert 0.9 * np.log(64) < metrics["policy/entropy_agent_mean"] <= np.log(64)
     assert metrics["loss/clip_frac"] == 0.0  # measured: one update per batch cannot clip
     assert 0.0 < metrics["loss/tis_clip_frac"] < 1.0
     assert 1 / 4 <= metrics["moe/expert_load_max_frac"] <= 1 / 2
