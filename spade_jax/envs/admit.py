@@ -1,11 +1,11 @@
-"""Which programs are played at all: a program's claims are tried before an episode depends on them.
+"""Which programs are played at all: their claims are tried before an episode depends on them.
 
 Gates, in order; the first that refuses names the verdict:
-    parse        Python of a bearable size, with a class ending in Env that has reset, step, solution
+    parse        Python of a bearable size, whose class ending in Env has reset, step, solution
     imports      only the allowed modules are imported
     load         the module body runs
     contract     reset and up to 25 unhelpful actions keep the contract, on several seeds
-    determinism  same seed, same actions: the same replies and solution in a worker of another zygote
+    determinism  same seed and actions: same replies and solution in a worker of another zygote
     variety      the seeds are not all one instance
     solution     what `solution()` returns wins on every seed, on an instance never asked for it
     constant     repeating one action wins on few of the probe seeds
