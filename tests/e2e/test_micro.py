@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import untimed
 
+from helpers import untimed
 from spade_jax.types import Role
 
 ROOT = Path(__file__).resolve().parents[2]
