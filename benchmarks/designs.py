@@ -17,6 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 from models.sharding import build_mesh
+from models.tokenizer import FILE_NAME, Tokenizer
 from models.weights import load_weights
 from spade_jax.cli import load_config
 from spade_jax.config import Config
@@ -25,8 +26,10 @@ from spade_jax.roles.corpus import excerpt
 from spade_jax.roles.designer import MAX_TERMS, Request
 from spade_jax.selfplay import Stage, attempt
 from spade_jax.train import make_stage
-from spade_jax.types import Design
+from spade_jax.types import Design, Document
 
+WORD = r"[a-z]{4,12}"
+SHIFT = 1009  # between a design's document and the other one it is given
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -54,11 +57,16 @@ def family(program: str) -> str:
     return names[-1] if names else ""
 
 
+def documents(stage: Stage, index: int, offset: int) -> Document:
+    """The document of design `index`; `offset` shifts all of them."""
+    return stage.corpus[(index * 37 + offset) % len(stage.corpus)]
+
+
 def design_all(stage: Stage, config: Config, count: int, offset: int) -> list[Design]:
     """`count` designs over all skills; `offset` shifts the documents and nothing else."""
     requests = []
     for index in range(count):
-        document = stage.corpus[(index * 37 + offset) % len(stage.corpus)]
+        document = documents(stage, index, offset)
         skill = config.designer.skills[index % len(config.designer.skills)]
         shown = excerpt(document, config.designer.document_words)
         requests.append(
@@ -76,13 +84,11 @@ def design_all(stage: Stage, config: Config, count: int, offset: int) -> list[De
     return stage.runner.run(stage.engine.gather([attempt(stage, request) for request in requests]))
 
 
-def carried(stage: Stage, config: Config, design: Design, document_index: int) -> set[str]:
+def carried(stage: Stage, config: Config, design: Design, index: int) -> set[str]:
     """Rare words of the design's document that its program contains."""
     assert design.source is not None
-    words = set(re.findall(r"[a-z]{4,12}", design.source.program.lower()))
-    shown = excerpt(
-        stage.corpus[document_index % len(stage.corpus)], config.designer.document_words
-    )
+    words = set(re.findall(WORD, design.source.program.lower()))
+    shown = excerpt(documents(stage, index, 0), config.designer.document_words)
     return set(stage.corpus.rare_terms(shown)) & words
 
 
@@ -93,16 +99,21 @@ def measure(stage: Stage, config: Config, count: int, temperature: float) -> dic
     )
     stage = dataclasses.replace(stage, config=config)
     first = design_all(stage, config, count, 0)
-    second = design_all(stage, config, count, 1009)
+    second = design_all(stage, config, count, SHIFT)
     admitted = [(i, d) for i, d in enumerate(first) if d.verdict.admitted and d.source is not None]
     refusals = Counter(design.verdict.gate for design in first if not design.verdict.admitted)
-    terms = {i: carried(stage, config, design, i * 37) for i, design in admitted}
+    terms = {i: carried(stage, config, design, i) for i, design in admitted}
     compared = changed = 0
     for i, _ in admitted:
         other = second[i].source
         if terms[i] and other is not None:
             compared += 1
-            changed += not terms[i] <= set(re.findall(r"[a-z]{4,12}", other.program.lower()))
+            # words that the other document offers as well may stay
+            shown = excerpt(documents(stage, i, SHIFT), config.designer.document_words)
+            kept = set(re.findall(WORD, other.program.lower())) - set(
+                re.findall(WORD, shown.lower())
+            )
+            changed += not terms[i] & kept
     families = {family(design.source.program) for _, design in admitted if design.source}
     skeletons = {skeleton(design.source.program) for _, design in admitted if design.source}
     print(
@@ -148,7 +159,8 @@ def main() -> None:
     results = []
     with asyncio.Runner() as runner:
         mesh = build_mesh(**dataclasses.asdict(config.mesh))
-        stage = make_stage(config, runner, mesh)
+        tokenizer = Tokenizer.load(Path(config.run.init_from) / FILE_NAME)
+        stage = make_stage(config, runner, mesh, tokenizer)
         stage.engine.compile()
         stage.engine.load(load_weights(config.run.init_from, config.model, mesh), 0)
         try:

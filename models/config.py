@@ -11,7 +11,7 @@ from models.errors import ModelError
 class TransformerConfig:
     """Sizes of a decoder-only mixture-of-experts transformer; `num_experts=1` is a dense model."""
 
-    vocab_size: int = 1536  # pieces of the tokenizer, special ones included
+    vocab_size: int = 4096  # pieces of the tokenizer, special ones included
     num_layers: int = 5  # decoder blocks
     embed: int = 192  # width of the residual stream
     num_heads: int = 6  # query heads

@@ -18,6 +18,9 @@ import sentencepiece
 
 from models.errors import ModelError
 
+FILE_NAME = "tokenizer.model"
+"""Name of the model file in a folder of weights."""
+
 MARKS = ("pad", "bos", "user", "assistant", "end")
 """Names of the control pieces `<|pad|>`, `<|bos|>` ...; padding is id 0."""
 
@@ -31,6 +34,7 @@ class Tokenizer:
     """Text to token ids and back."""
 
     def __init__(self, proto: bytes):
+        self.serialised = proto  # the bytes of the model file
         # SentencePiece is a C++ extension whose stubs disagree between releases, hence Any.
         self._processor: Any = sentencepiece.SentencePieceProcessor()
         if not proto or not self._processor.LoadFromSerializedProto(proto):
@@ -103,8 +107,17 @@ class Tokenizer:
         return piece.replace(_SPACE, " ").encode()
 
 
-def train(texts: Iterable[str], path: str | os.PathLike[str], vocab_size: int) -> Tokenizer:
-    """Fit a tokenizer to `texts`, write it to `path`, return it; equal texts give equal bytes."""
+def train(
+    texts: Iterable[str],
+    path: str | os.PathLike[str],
+    vocab_size: int,
+    words: Sequence[str] = (),
+) -> Tokenizer:
+    """Fit a tokenizer to `texts`, write it to `path`, return it; equal texts give equal bytes.
+
+    Each of `words` becomes one piece wherever it stands, with a space, a quote or a letter before
+    it: a small policy copies one piece long before it learns to copy a sequence of them.
+    """
     buffer = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -119,7 +132,7 @@ def train(texts: Iterable[str], path: str | os.PathLike[str], vocab_size: int) -
             remove_extra_whitespaces=False,
             allow_whitespace_only_pieces=True,
             required_chars=_PRINTABLE,
-            user_defined_symbols=list(_NEWLINES),
+            user_defined_symbols=[*_NEWLINES, *words],
             control_symbols=[f"<|{name}|>" for name in MARKS[2:]],
             pad_id=0,
             pad_piece="<|pad|>",
@@ -137,8 +150,15 @@ def train(texts: Iterable[str], path: str | os.PathLike[str], vocab_size: int) -
             "give more text or change the size"
         ) from error
     target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name + ".partial")
-    partial.write_bytes(buffer.getvalue())
-    partial.replace(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial.write_bytes(buffer.getvalue())
+        partial.replace(target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise ModelError(
+            f"tokenizer {target} cannot be written ({error.strerror}); free some space or name a "
+            "folder that can be written"
+        ) from error
     return Tokenizer.load(target)

@@ -52,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         print(
-            "spade-jax: interrupted; --resume continues from the last checkpoint", file=sys.stderr
+            "spade-jax: interrupted; train --resume continues from the last checkpoint",
+            file=sys.stderr,
         )
         return 130
 

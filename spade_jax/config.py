@@ -6,6 +6,7 @@ Presets live in `configs/` as Python; nothing here reads files, flags or environ
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -250,13 +251,13 @@ class LearnerConfig:
     beta2: float = 0.98  # AdamW second-moment decay
     weight_decay: float = 0.1  # AdamW weight decay, on matrices only
     max_grad_norm: float = 1.0  # global gradient norm clip
-    clip_low: float = 0.2  # ratio clip below 1
-    clip_high: float = 0.28  # ratio clip above 1 (clip-higher)
+    clip_low: float = 0.2  # ratio clip below 1; never active with one update per batch
+    clip_high: float = 0.28  # ratio clip above 1; never active with one update per batch
     tis_cap: float = 2.0  # cap of the token-level truncated importance weight
     designer_weight: float = 1.0  # weight of the designer's loss against the agent's
 
     def __post_init__(self) -> None:
-        _require(self.lr >= 0, "learner.lr", self.lr, "0 or more")
+        _require(0 <= self.lr < math.inf, "learner.lr", self.lr, "a finite number, 0 or more")
         _require(self.warmup_steps >= 0, "learner.warmup_steps", self.warmup_steps, "0 or more")
         for name in ("beta1", "beta2"):
             _require(
@@ -380,7 +381,7 @@ class WarmstartConfig:
     """Supervised start of a small policy on the environment library (`spade-jax warmstart`)."""
 
     out: str = "assets/tiny"  # folder for the tokenizer and weights
-    steps: int = 1400  # optimiser steps
+    steps: int = 1100  # optimiser steps
     rows: int = 8  # packed rows of one step
     row_tokens: int = 1024  # tokens of a packed row; no example may be longer
     lr: float = 3e-3  # peak learning rate
@@ -388,13 +389,14 @@ class WarmstartConfig:
         0.75  # share of tokens spent on designs and hints; the rest are expert plays
     )
     plays: int = 6000  # expert plays made before training
+    words: int = 2900  # rare words of the corpus that become one piece of the tokenizer each
     log_steps: int = 20  # steps between two log lines
 
     def __post_init__(self) -> None:
         _require(self.steps >= 1, "warmstart.steps", self.steps, "at least 1")
         _require(self.rows >= 1, "warmstart.rows", self.rows, "at least 1")
         _require(self.row_tokens >= 16, "warmstart.row_tokens", self.row_tokens, "at least 16")
-        _require(self.lr > 0, "warmstart.lr", self.lr, "a positive number")
+        _require(0 < self.lr < math.inf, "warmstart.lr", self.lr, "a finite positive number")
         _require(
             0 < self.design_share < 1,
             "warmstart.design_share",
@@ -402,6 +404,7 @@ class WarmstartConfig:
             "between 0 and 1",
         )
         _require(self.plays >= 1, "warmstart.plays", self.plays, "at least 1")
+        _require(self.words >= 0, "warmstart.words", self.words, "0 or more")
         _require(self.log_steps >= 1, "warmstart.log_steps", self.log_steps, "at least 1")
 
 

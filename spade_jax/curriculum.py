@@ -38,6 +38,7 @@ class PlayTally:
     )
     wins: int = 0
     plays: int = 0
+    faults: int = 0  # plays that the program itself ended, in either arm
 
     @property
     def win_rate(self) -> float | None:
@@ -54,6 +55,7 @@ class PlayTally:
         if paired:
             play = f"{episode.seed}/{episode.play_index}"
             self.returns[episode.arm][play] = episode.episode_return
+        self.faults += episode.outcome.program_fault
         if episode.arm is Arm.UNHINTED and not episode.outcome.void:
             self.plays += 1
             self.wins += episode.win

@@ -7,6 +7,7 @@ group is trained on.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -14,9 +15,9 @@ import numpy as np
 
 from spade_jax.config import Config
 from spade_jax.curriculum import Curriculum, Pending, PlayTally
-from spade_jax.envs.admit import admit
+from spade_jax.envs.admit import INFRASTRUCTURE, admit
 from spade_jax.envs.pool import Pool
-from spade_jax.errors import ConfigError
+from spade_jax.errors import ConfigError, SamplerError
 from spade_jax.rewards.advantages import group_advantages
 from spade_jax.rewards.blend import blend
 from spade_jax.rewards.regret import Regret, paired_regret
@@ -25,7 +26,17 @@ from spade_jax.roles.corpus import Corpus, excerpt
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.engine import Engine
 from spade_jax.rollout.keys import episode_key, named_rng, named_seed
-from spade_jax.types import Arm, Design, Environment, Episode, Fault, Group, Role, Verdict
+from spade_jax.types import (
+    Arm,
+    Design,
+    Environment,
+    Episode,
+    Fault,
+    Group,
+    Outcome,
+    Role,
+    Verdict,
+)
 
 HINT_CHECK_SEEDS = 3  # seeds whose solutions a hint must not contain
 
@@ -107,15 +118,17 @@ def _fit(stage: Stage, request: designer.Request) -> designer.Request:
         size = len(stage.chat.open(prompt))
         if size <= room:
             return request
-        if not request.excerpt:
+        if request.excerpt:
+            request = replace(request, excerpt=request.excerpt[: len(request.excerpt) // 2])
+        elif request.memory:
+            request = replace(request, memory=request.memory[1:])
+        else:
             raise ConfigError(
-                f"the designer's prompt takes {size} tokens without any document, but "
-                f"engine.context_tokens="
-                f"{config.engine.context_tokens} leaves {room} beside "
+                f"the designer's prompt takes {size} tokens without document and memory, but "
+                f"engine.context_tokens={config.engine.context_tokens} leaves {room} beside "
                 f"designer.max_tokens={config.designer.max_tokens}; "
                 "raise engine.context_tokens or lower designer.max_tokens"
             )
-        request = replace(request, excerpt=request.excerpt[: len(request.excerpt) // 2])
 
 
 async def attempt(stage: Stage, request: designer.Request) -> Design:
@@ -163,28 +176,41 @@ async def _hint(stage: Stage, draft: Design, program: str, seeds: Sequence[int])
     """Write the hint of an admitted program, rewrite it once if refused, then refuse the design."""
     config = stage.config
     solutions = []
-    for seed in seeds[:HINT_CHECK_SEEDS]:
-        instance = await stage.pool.open(program, seed)
-        if isinstance(instance, Fault):
-            return replace(
-                draft, verdict=Verdict(False, "hint", f"reset failed: {instance.detail}")
-            )
-        solution = await instance.solution()
-        await instance.close()
+    for instance_seed in seeds[:HINT_CHECK_SEEDS]:
+        solution = await _solution(stage.pool, program, instance_seed)
         if isinstance(solution, Fault):
-            return replace(
-                draft, verdict=Verdict(False, "hint", f"solution failed: {solution.detail}")
-            )
+            ours = solution.outcome is Outcome.INFRASTRUCTURE
+            return _refused(draft, INFRASTRUCTURE if ours else "hint", solution.detail)
         solutions.append(solution)
-    completion, reason = None, None
+    completion, reason = None, ""
     for attempt in range(config.hint.attempts):
         key = episode_key(config.run.seed, f"hint/{draft.design_id}/{attempt}")
-        completion, hint = await hints.write(stage.engine, stage.chat, config.hint, program, key)
-        reason = hints.refusal(hint, solutions, config.hint.max_words)
-        if reason is None:
+        try:
+            completion, hint = await hints.write(
+                stage.engine, stage.chat, config.hint, program, key
+            )
+        except SamplerError as error:  # a program that fills the context leaves a hint no room
+            return _refused(draft, "hint", str(error))
+        refusal = hints.refusal(hint, solutions, config.hint.max_words)
+        if refusal is None:
             return replace(draft, hint=hint, hint_completion=completion)
-    verdict = Verdict(False, "hint", reason or "", draft.verdict.measures)
-    return replace(draft, verdict=verdict, hint_completion=completion)
+        reason = refusal
+    return replace(_refused(draft, "hint", reason), hint_completion=completion)
+
+
+async def _solution(pool: Pool, program: str, seed: int) -> list[str] | Fault:
+    """The winning actions of one instance."""
+    instance = await pool.open(program, seed)
+    if isinstance(instance, Fault):
+        return instance
+    solution = await instance.solution()
+    await instance.close()
+    return solution
+
+
+def _refused(draft: Design, gate: str, reason: str) -> Design:
+    """The design with its verdict turned down; what admission measured stays."""
+    return replace(draft, verdict=Verdict(False, gate, reason, draft.verdict.measures))
 
 
 def _refuse_duplicates(stage: Stage, designs: Sequence[Design]) -> list[Design]:
@@ -195,10 +221,8 @@ def _refuse_duplicates(stage: Stage, designs: Sequence[Design]) -> list[Design]:
         if design.verdict.admitted and design.source is not None:
             environment_id = design.source.environment_id
             if environment_id in seen:
-                verdict = Verdict(
-                    False, "duplicate", f"the program of environment {environment_id} again"
-                )
-                design = replace(design, verdict=verdict)
+                reason = f"the program of environment {environment_id} again"
+                design = _refused(design, "duplicate", reason)
             seen.add(environment_id)
         kept.append(design)
     return kept
@@ -224,22 +248,40 @@ def play(stage: Stage, step: int) -> list[Episode]:
         for arm in arms
         for play_index in range(config.agent.plays)
     ]
-    return stage.runner.run(
-        stage.engine.gather(
-            [
-                agent.play(
-                    stage.engine,
-                    stage.chat,
-                    stage.pool,
-                    config.agent,
-                    config.engine.context_tokens,
-                    plan,
-                    episode_key(config.run.seed, plan.episode_id),
-                )
-                for plan in plans
-            ]
-        )
-    )
+    episodes: list[Episode] = []
+    for wave in _waves(config, plans):
+        coroutines = [
+            agent.play(
+                stage.engine,
+                stage.chat,
+                stage.pool,
+                config.agent,
+                config.engine.context_tokens,
+                plan,
+                episode_key(config.run.seed, plan.episode_id),
+            )
+            for plan in wave
+        ]
+        episodes += stage.runner.run(stage.engine.gather(coroutines))
+    return episodes
+
+
+def _waves(config: Config, plans: Sequence[agent.Play]) -> list[list[agent.Play]]:
+    """Cut plays into runs that the pool holds at once, in order.
+
+    A play keeps its place in a worker while it waits for the sampler, and the sampler waits for all
+    plays: one that found no place would stop both for ever.
+    """
+    places = config.envs.instances_per_worker
+    waves: list[list[agent.Play]] = [[]]
+    counts: Counter[str] = Counter()
+    for plan in plans:
+        counts[plan.environment.environment_id] += 1
+        if sum(-(-count // places) for count in counts.values()) > config.envs.max_workers:
+            waves.append([])
+            counts = Counter([plan.environment.environment_id])
+        waves[-1].append(plan)
+    return waves
 
 
 def _fresh(stage: Stage, step: int) -> bool:
@@ -367,11 +409,13 @@ def _designer_groups(config: Config, due: Sequence[Pending]) -> tuple[list[Group
 
 
 def _designer_reward(config: Config, pending: Pending, item: Design) -> float | None:
-    if item.verdict.gate == "infrastructure":
+    if item.verdict.gate == INFRASTRUCTURE:
         return None  # our fault, not the designer's
     if not item.verdict.admitted or item.source is None:
         return config.reward.invalid_reward
     tally = pending.tallies[item.source.environment_id]
+    if tally.faults:
+        return config.reward.invalid_reward  # it hung, raised or broke its contract in play
     regret = _regret(tally)
     return blend(
         tally.win_rate,

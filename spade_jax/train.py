@@ -20,7 +20,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from models.errors import ModelError
 from models.sharding import build_mesh
+from models.tokenizer import FILE_NAME as TOKENIZER_FILE
 from models.tokenizer import Tokenizer
 from models.weights import load_weights
 from spade_jax import measures, selfplay
@@ -38,22 +40,26 @@ from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.engine import Engine
 from spade_jax.selfplay import Stage
 from spade_jax.telemetry.live import LiveView
-from spade_jax.telemetry.sinks import RunFolder
+from spade_jax.telemetry.sinks import RunFolder, write_atomic
 from spade_jax.telemetry.summary import closing, read_metrics, summary
 from spade_jax.telemetry.timing import Phases
 from spade_jax.types import Design, Episode, Group, Role
 
 logger = logging.getLogger(__name__)
 
-TOKENIZER_FILE = "tokenizer.model"
 FREE_FIELDS = (
     "run.dir",
+    "run.init_from",
     "run.steps",
     "run.checkpoint_steps",
     "run.keep_checkpoints",
+    "corpus.cache_dir",
     "telemetry.live",
 )
-"""Settings that may differ on resume: they do not change what a step computes."""
+"""Settings that may differ on resume, beside the whole section `warmstart`: no step depends on them.
+
+`run.steps` only moves the end, at which designer groups that still wait are trained on.
+"""
 
 
 def train(config: Config, *, resume: bool = False) -> Path:
@@ -117,6 +123,8 @@ class Run:
         self.played_version = self.version
         if not groups:
             logger.warning("no group with contrast in this step: the weights stay as they are")
+            # Drops cached keys and values, which a resumed run would not have either.
+            self.stage.engine.load(self.state.params, self.version)
             return {}
         weights = {Role.AGENT: 1.0, Role.DESIGNER: self.config.learner.designer_weight}
         batch = make_batch(
@@ -163,15 +171,21 @@ class Run:
 
     def finish(self) -> Path:
         """Write the summary and say where the run is and what changed."""
-        start = load_weights(self.config.run.init_from, self.config.model)
-        moved = float(
-            optax.global_norm(jax.tree.map(jnp.subtract, self.state.params, start))
-            / optax.global_norm(start)
-        )
+        moved = self._moved()
         lines = read_metrics(self.folder.path / "metrics.jsonl")
         self.folder.save_summary(summary(lines, moved))
         logger.info("%s", closing(lines, moved, self.folder.path))
         return self.folder.path
+
+    def _moved(self) -> float | None:
+        """Relative distance from the starting weights; None when they are no longer there."""
+        try:
+            start = load_weights(self.config.run.init_from, self.config.model)
+        except ModelError as error:
+            logger.warning("how far the weights moved is not known: %s", error)
+            return None
+        difference = jax.tree.map(jnp.subtract, jax.device_get(self.state.params), start)
+        return float(optax.global_norm(difference) / optax.global_norm(start))
 
 
 @contextlib.contextmanager
@@ -188,7 +202,14 @@ def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
     with contextlib.ExitStack() as stack:
         runner = stack.enter_context(asyncio.Runner())
         mesh = build_mesh(**dataclasses.asdict(config.mesh))
-        stage = make_stage(config, runner, mesh)
+        home = folder.path if resume else Path(config.run.init_from)
+        if not config.run.init_from:
+            raise ConfigError(
+                "run.init_from is empty: expected a folder with tokenizer.model and weights, such "
+                "as assets/tiny"
+            )
+        tokenizer = Tokenizer.load(home / TOKENIZER_FILE)
+        stage = make_stage(config, runner, mesh, tokenizer)
         stack.callback(lambda: runner.run(stage.pool.close()))
         learner = Learner(config.model, config.learner, mesh)
         checkpoints = stack.enter_context(
@@ -205,6 +226,8 @@ def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
             time.perf_counter() - started,
         )
         stage.engine.load(state.params, version)
+        # The tokenizer goes along: the run must not depend on a folder that may be made again.
+        write_atomic(folder.path / TOKENIZER_FILE, tokenizer.serialised)
         folder.save_config(to_dict(config))
         view = stack.enter_context(LiveView(config.run.steps, config.telemetry.live))
         yield Run(
@@ -222,18 +245,11 @@ def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
         )
 
 
-def make_stage(config: Config, runner: asyncio.Runner, mesh: Mesh) -> Stage:
+def make_stage(config: Config, runner: asyncio.Runner, mesh: Mesh, tokenizer: Tokenizer) -> Stage:
     """Build what self-play needs; the pool is started, and the caller closes it."""
-    if not config.run.init_from:
-        raise ConfigError(
-            "run.init_from is empty: expected a folder with tokenizer.model and weights, such "
-            "as assets/tiny"
-        )
-    tokenizer = Tokenizer.load(Path(config.run.init_from) / TOKENIZER_FILE)
     if tokenizer.vocab_size != config.model.vocab_size:
         raise ConfigError(
-            f"model.vocab_size={config.model.vocab_size}, but the tokenizer in "
-            f"{config.run.init_from} has "
+            f"model.vocab_size={config.model.vocab_size}, but the tokenizer has "
             f"{tokenizer.vocab_size} pieces; set --model.vocab-size {tokenizer.vocab_size}"
         )
     corpus = Corpus.load(config.corpus, config.run.seed)
@@ -253,6 +269,11 @@ def _check_folder(folder: RunFolder, config: Config, *, resume: bool) -> None:
     if saved is None:
         if resume:
             raise ConfigError(f"--resume: {where} holds no run; leave --resume out to start one")
+        if names := folder.foreign_files():
+            raise ConfigError(
+                f"{where} is not empty ({', '.join(names[:3])}); a run needs a folder of its own: "
+                "choose another --run.dir"
+            )
         return
     if not resume:
         raise ConfigError(
@@ -275,7 +296,7 @@ def _binding_fields(config: dict[str, Any]) -> dict[str, Any]:
         f"{section}.{name}": value
         for section, fields in config.items()
         for name, value in fields.items()
-        if f"{section}.{name}" not in FREE_FIELDS
+        if section != "warmstart" and f"{section}.{name}" not in FREE_FIELDS
     }
 
 
@@ -295,17 +316,18 @@ def _restore(
 ) -> tuple[TrainState, int, int]:
     """State, policy version and first step; a resume cuts the run folder to the checkpoint."""
     if not resume or checkpoints.latest() is None:
-        folder.cut(-1, -1)
+        if resume:
+            folder.cut(-1, -1)
         return learner.init(load_weights(config.run.init_from, config.model, mesh)), 0, 0
     step, state, host = checkpoints.restore(learner.abstract_state())
-    stage.curriculum.restore(host["curriculum"])
-    stage.corpus.restore(host["corpus"])
-    if step + 1 >= config.run.steps:
+    finished = step + 1 >= config.run.steps
+    if finished and folder.has_summary():
         raise CheckpointError(
             f"{folder.path} is finished: its checkpoint is of step {step + 1} of "
-            f"run.steps={config.run.steps}; "
-            "raise --run.steps to go on"
+            f"run.steps={config.run.steps}; raise --run.steps to go on"
         )
+    stage.curriculum.restore(host["curriculum"])
+    stage.corpus.restore(host["corpus"])
     folder.cut(step, step // config.run.cycle_steps)
     logger.info("resuming after step %d from %s", step + 1, folder.checkpoints)
     return state, host["version"], step + 1

@@ -53,6 +53,11 @@ class Outcome(enum.StrEnum):
         """Whether an episode that ended so carries no return, for the regret or for the loss."""
         return self not in _SCORED
 
+    @property
+    def program_fault(self) -> bool:
+        """Whether the program itself broke the episode, which its author answers for."""
+        return self.void and self not in (Outcome.INFRASTRUCTURE, Outcome.SAMPLER_ERROR)
+
 
 _SCORED = frozenset(
     {Outcome.FINISHED, Outcome.ENV_TRUNCATED, Outcome.TURN_LIMIT, Outcome.TOKEN_LIMIT}

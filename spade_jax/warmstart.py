@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import jax
 import numpy as np
 
 from models.sharding import build_mesh
+from models.tokenizer import FILE_NAME as TOKENIZER_FILE
 from models.tokenizer import Tokenizer
 from models.tokenizer import train as train_tokenizer
 from models.transformer import init_params
@@ -29,14 +31,14 @@ from spade_jax.errors import ConfigError
 from spade_jax.learner.batch import make_batch, pack
 from spade_jax.learner.step import Learner
 from spade_jax.roles import prompts
-from spade_jax.roles.corpus import Corpus
+from spade_jax.roles.corpus import Corpus, excerpt
+from spade_jax.roles.designer import MAX_TERMS
 from spade_jax.roles.examples import Example, Grounded, ground, play_examples, text_examples
 from spade_jax.rollout.chat import Chat
 from spade_jax.types import Group, Role, Trajectory
 
 logger = logging.getLogger(__name__)
 
-TOKENIZER_FILE = "tokenizer.model"
 TOKENIZER_PROGRAMS = 1500  # prompts and programs the tokenizer is fitted to
 TOKENIZER_DOCUMENTS = 500  # whole documents it is fitted to
 WARMUP_STEPS = 50
@@ -107,7 +109,14 @@ def _fit_tokenizer(config: Config, corpus: Corpus, path: Path) -> Tokenizer:
         for part in _texts(ground(rng, corpus, config.designer.document_words))
     ]
     texts += [corpus[rng.randrange(len(corpus))].text for _ in range(TOKENIZER_DOCUMENTS)]
-    return train_tokenizer(texts, path, config.model.vocab_size)
+    return train_tokenizer(texts, path, config.model.vocab_size, _words(config, corpus))
+
+
+def _words(config: Config, corpus: Corpus) -> list[str]:
+    """The rare words that excerpts offer most often, up to `warmstart.words`."""
+    shown = (excerpt(document, config.designer.document_words) for document in corpus)
+    offered = Counter(term for text in shown for term in corpus.rare_terms(text)[:MAX_TERMS])
+    return [word for word, _ in offered.most_common(config.warmstart.words)]
 
 
 def _texts(item: Grounded) -> tuple[str, str, str]:

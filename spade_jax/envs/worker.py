@@ -28,27 +28,38 @@ class Host:
     """One program and its instances."""
 
     def __init__(self) -> None:
-        self._class: Any = None
+        self._code: Any = None
         self._instances: dict[int, Any] = {}
 
     def load(self, program: str) -> None:
-        """Run the module body and find its last class whose name ends in Env."""
+        """Compile the program and try its module body."""
+        self._code = compile(program, f"<{MODULE}>", "exec")
+        self._fresh_class()
+
+    def _fresh_class(self) -> Any:
+        """Run the module body anew; returns its last class whose name ends in Env.
+
+        Each instance has its own module: what one leaves in a global or in its class must not
+        reach another, whose play would then depend on who came first.
+        """
         module = types.ModuleType(MODULE)
         sys.modules[MODULE] = module  # dataclasses look their module up
-        exec(compile(program, f"<{MODULE}>", "exec"), module.__dict__)
+        exec(self._code, module.__dict__)
+        found = None
         for value in list(module.__dict__.values()):
             if (
                 isinstance(value, type)
                 and value.__module__ == MODULE
                 and value.__name__.endswith("Env")
             ):
-                self._class = value
-        if self._class is None:
+                found = value
+        if found is None:
             raise Breach("the program defines no class whose name ends in Env")
+        return found
 
     def open(self, number: int, seed: int) -> Any:
         """Make instance `number` and reset it; returns the first observation."""
-        instance = self._class()
+        instance = self._fresh_class()()
         result = instance.reset(seed)
         if isinstance(result, tuple):
             if len(result) != 2 or not isinstance(result[1], dict):

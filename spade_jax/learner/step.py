@@ -133,8 +133,8 @@ class Learner:
         if not math.isfinite(norm):
             raise SpadeError(
                 f"step {int(step)}: the gradient norm is {norm} (loss {host_sums.total}), expected "
-                "a finite number; the weights were left as they were. Lower learner.lr or resume "
-                "from an earlier checkpoint"
+                "a finite number; the weights were left as they were. Start again with a lower "
+                "learner.lr"
             )
         metrics = _metrics(host_sums, batch, objective) | {
             "optim/grad_norm": float(norm),

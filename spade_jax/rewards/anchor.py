@@ -5,14 +5,6 @@ the mean return, so an environment that always ends at 0.5 earns all of it; here
 fraction of binary wins.
 """
 
-from collections.abc import Iterable
-
-
-def win_rate(wins: Iterable[bool | None]) -> float | None:
-    """Fraction of wins among unhinted plays, void ones (None) left out; None if none is left."""
-    counted = [win for win in wins if win is not None]
-    return sum(counted) / len(counted) if counted else None
-
 
 def plateau(win_rate: float, low: float, high: float, ramp: float) -> float:
     """Reward 1 on the band [low, high], falling linearly to 0 at distance `ramp` outside it.

@@ -72,8 +72,10 @@ async def _turns(
     hint = plan.environment.hint if plan.arm is Arm.HINTED else None
     observation = instance.observation
     piece = chat.open(prompts.first_observation(observation, hint))
+    hinted_piece = chat.open(prompts.first_observation(observation, plan.environment.hint))
+    reserve = len(hinted_piece) - len(piece)  # the arms have the same room for the play itself
     for _ in range(config.max_turns):
-        room = context_tokens - len(record) - len(piece) - 1
+        room = context_tokens - reserve - len(record) - len(piece) - 1
         # Measured without the hint, so that both arms end alike.
         size = len(chat.open(observation))
         if size > config.max_observation_tokens or room < MIN_COMPLETION_TOKENS:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import tensorflow_datasets as tfds
+from google.protobuf.json_format import ParseError
 
 from spade_jax.errors import CorpusError
 from spade_jax.roles import docstrings
@@ -75,8 +76,9 @@ def load(packages: Sequence[str], cache_dir: Path) -> list[tuple[str, str]]:
             builder: Any = Docstrings(data_dir=str(cache_dir), config=config)
             source = builder.as_data_source(split="train")
             return sorted((row["title"].decode(), row["text"].decode()) for row in source)
-    except (OSError, RuntimeError) as error:
-        # RuntimeError is how ArrayRecord reports files and disks.
+    except (OSError, RuntimeError, ValueError, ParseError) as error:
+        # RuntimeError is how ArrayRecord reports files and disks, ParseError how TFDS reports its
+        # own description of the dataset.
         raise CorpusError(
             f"the embedded corpus cannot be kept in corpus.cache_dir={cache_dir} ({error}); delete "
             "that folder if it is damaged, or name one that can be written and has 20 MB free"

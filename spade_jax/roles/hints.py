@@ -14,7 +14,7 @@ from spade_jax.config import HintConfig
 from spade_jax.roles import parsing, prompts
 from spade_jax.roles.designer import Sampler
 from spade_jax.rollout.chat import Chat
-from spade_jax.types import SamplingParams
+from spade_jax.types import SamplingParams, Stop
 
 _WORD = re.compile(r"\w+")
 
@@ -22,11 +22,14 @@ _WORD = re.compile(r"\w+")
 async def write(
     engine: Sampler, chat: Chat, config: HintConfig, program: str, key: jax.Array
 ) -> tuple[str, str | None]:
-    """Sample one hint for `program`: (completion text, parsed hint or None)."""
+    """Sample one hint for `program`: (completion text, parsed hint or None).
+
+    A hint that was cut off at its last allowed token is no hint.
+    """
     params = SamplingParams(config.temperature, config.max_tokens, chat.stop_ids)
     completion = await engine.generate(chat.open(prompts.hint(program)), params, key)
     text = chat.decode(completion.tokens)
-    return text, parsing.hint(text)
+    return text, parsing.hint(text) if completion.stop is Stop.STOP_ID else None
 
 
 def refusal(hint: str | None, solutions: Sequence[Sequence[str]], max_words: int) -> str | None:

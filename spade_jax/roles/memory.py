@@ -7,12 +7,14 @@ measures and whole-program records are deliberately not here yet.
 import ast
 import dataclasses
 import random
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spade_jax.config import MemoryConfig
 
 MAX_WORDS_SHOWN = 3
+MAX_WORD_LETTERS = 24  # a longer name or word is cut: the program is model text
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ def summary(program: str) -> str:
     Raises:
         SyntaxError: the program does not parse (admitted programs do).
     """
-    tree = ast.parse(program)
+    with warnings.catch_warnings(action="ignore"):  # of its escapes: it is not our text
+        tree = ast.parse(program)
     names = [
         node.name
         for node in ast.walk(tree)
@@ -48,8 +51,9 @@ def summary(program: str) -> str:
         and isinstance(element.value, str)
         and element.value.isalpha()
     ]
-    shown = list(dict.fromkeys(words))[:MAX_WORDS_SHOWN]
-    return (names[-1] if names else "Env") + (" of " + ", ".join(shown) if shown else "")
+    shown = [word[:MAX_WORD_LETTERS] for word in list(dict.fromkeys(words))[:MAX_WORDS_SHOWN]]
+    name = names[-1][-MAX_WORD_LETTERS:] if names else "Env"
+    return name + (" of " + ", ".join(shown) if shown else "")
 
 
 def render(record: Record, learnable: bool) -> str:

@@ -43,7 +43,6 @@ DECLARED: dict[str, str] = {
     "designer/admitted_count": "designs admitted",
     "designer/admitted_frac": "share of the designs that were admitted",
     "designer/pending_count": "designer groups that wait for more plays",
-    "hint/refused_count": "hints refused by their admission, rewrites included",
     "memory/size_count": "records in the memory of earlier environments",
     "loss/agent": "loss of the agent's tokens",
     "loss/designer": "loss of the designer's tokens, before its weight",
@@ -63,8 +62,6 @@ DECLARED: dict[str, str] = {
     "sampler/slots_occupied_frac": "slots that held a sequence, over all decode steps",
     "sampler/late_compiles_count": "programs compiled after the warm-up: a bug if not 0",
     "sampler/tokens_per_s": "tokens sampled per second of sampling",
-    "sandbox/requests_count": "requests sent to environment workers",
-    "sandbox/spawned_count": "environment workers started",
     **{f"sandbox/fault_{o}_count": f"requests that ended as {o.name}" for o in Outcome if o.void},
     "batch/tokens_count": "tokens of the update, padding left out",
     "batch/rows_count": "rows of the update, empty ones left out",
@@ -113,6 +110,6 @@ def _number(name: str, value: Any, metrics: Mapping[str, Any]) -> int | float:
         raise SpadeError(
             f"metric {name} is {number}; expected a finite number: "
             "the run diverged or a value overflowed. "
-            "Resume from the last checkpoint with a lower --learner.lr"
+            "Start again with a lower --learner.lr"
         )
     return number

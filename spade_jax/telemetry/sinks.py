@@ -6,6 +6,7 @@
     environments/002/<id>.py .json   admitted programs of a cycle, with verdict and hint
     rejected/002/<id>.py .json       refused designs with the reason; .txt: not a program
     checkpoints/                     Orbax's own
+    tokenizer.model                  the tokenizer of the policy
     summary.md                       written at the end
 
 Program text is untrusted: it is written as it is, and every name comes from our ids. Whole files
@@ -142,11 +143,23 @@ class RunFolder:
         if not path.exists():
             return None
         try:
-            return json.loads(path.read_bytes())
-        except ValueError as error:
+            saved = json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
             raise SpadeError(
                 f"{path} is damaged ({error}); expected JSON: choose another --run.dir"
             ) from error
+        if not isinstance(saved, dict) or not all(isinstance(v, dict) for v in saved.values()):
+            raise SpadeError(
+                f"{path} is damaged: expected an object with one object a section, got "
+                f"{str(saved)[:60]!r}; choose another --run.dir"
+            )
+        return saved
+
+    def foreign_files(self) -> list[str]:
+        """Names in the folder that no run put there, as far as a start that failed would."""
+        ours = [self.checkpoints] if self.checkpoints.is_dir() else []
+        started = [path for path in ours if not any(path.iterdir())]
+        return sorted(path.name for path in self.path.iterdir() if path not in started)
 
     def save_config(self, config: Mapping[str, Any]) -> None:
         """Write the resolved configuration, and beside it the revision of the code."""
@@ -183,6 +196,10 @@ class RunFolder:
         else:
             write_atomic(folder / f"{name}.py", _text(design.source.program))
         write_atomic(folder / f"{name}.json", _json_file(record))
+
+    def has_summary(self) -> bool:
+        """Whether the run came to its end."""
+        return (self.path / "summary.md").exists()
 
     def save_summary(self, text: str) -> None:
         """Write the summary of the run, in Markdown."""

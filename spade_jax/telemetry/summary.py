@@ -42,7 +42,7 @@ def changes(lines: Sequence[dict[str, Any]]) -> list[tuple[str, float | None, fl
     return [(label, average(first, name), average(last, name)) for name, label in _COMPARED]
 
 
-def summary(lines: Sequence[dict[str, Any]], moved: float) -> str:
+def summary(lines: Sequence[dict[str, Any]], moved: float | None) -> str:
     """Markdown account of a run; `moved` is the relative distance the weights went."""
     attempted = sum(line.get("designer/attempted_count", 0) for line in lines)
     admitted = sum(line.get("designer/admitted_count", 0) for line in lines)
@@ -63,7 +63,7 @@ def summary(lines: Sequence[dict[str, Any]], moved: float) -> str:
             f"{lines[-1]['progress/cycle'] + 1} designer cycles, "
             f"{seconds / 60:.1f} minutes",
             f"- {attempted} designs, {admitted} admitted; {episodes} episodes played",
-            f"- the weights moved by {moved:.2e} of their norm",
+            f"- the weights moved by {_number(moved, '.2e')} of their norm",
             f"- sampler and learner log-probabilities differed by at most "
             f"{_number(gap, '.1e')} on the first batch",
             "",
@@ -75,7 +75,7 @@ def summary(lines: Sequence[dict[str, Any]], moved: float) -> str:
     )
 
 
-def closing(lines: Sequence[dict[str, Any]], moved: float, folder: Path) -> str:
+def closing(lines: Sequence[dict[str, Any]], moved: float | None, folder: Path) -> str:
     """The last lines a user sees: where the run is and what changed."""
     told = [
         f"  {label}: {_number(old)} -> {_number(new)}"
@@ -87,7 +87,7 @@ def closing(lines: Sequence[dict[str, Any]], moved: float, folder: Path) -> str:
             f"run folder: {folder}  (start with summary.md, then environments/ and episodes/)",
             "first cycle -> last cycle:",
             *told,
-            f"  weights moved by {moved:.2e} of their norm",
+            f"  weights moved by {_number(moved, '.2e')} of their norm",
         ]
     )
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spade_jax.rewards.anchor import plateau, win_rate
+from spade_jax.rewards.anchor import plateau
 
 
 @pytest.mark.parametrize(
@@ -29,17 +29,3 @@ def test_plateau_is_lopsided_with_a_lopsided_band() -> None:
     assert plateau(0.1, 0.2, 0.4, 0.2) == pytest.approx(0.5)
     assert plateau(0.5, 0.2, 0.4, 0.2) == pytest.approx(0.5)
     assert plateau(0.9, 0.2, 0.4, 0.2) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("wins", "expected"),
-    [
-        ([True, False, False, True], 0.5),
-        ([False, False], 0.0),  # measured and lost: a real zero
-        ([True, None, None], 1.0),  # void plays are left out of the denominator
-        ([None, None], None),
-        ([], None),
-    ],
-)
-def test_win_rate(wins: list, expected: float | None) -> None:
-    assert win_rate(wins) == expected
