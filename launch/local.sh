@@ -12,7 +12,7 @@ ensure_venv "$root/.venv" ""
 export JAX_PLATFORMS="${JAX_PLATFORMS:-cpu}"
 cd "$root"
 
-# A run never writes into the folder of another one.
+# A run never writes into the folder of another one; a folder with a config.json holds a run.
 case " $* " in
 *" --run.dir"*) ;;
 *)
@@ -20,7 +20,7 @@ case " $* " in
     folder=runs/tiny
     number=1
     while [ -e "$folder" ]; do
-        last=$folder
+        [ ! -e "$folder/config.json" ] || last=$folder
         number=$((number + 1))
         folder=runs/tiny-$number
     done

@@ -21,6 +21,10 @@ usable_python() {
 find_python() {
     local newest candidate
     for newest in 13 99; do
+        # uv fetches a tested version rather than take an untested one.
+        if [ "$newest" = 99 ] && command -v uv >/dev/null 2>&1; then
+            return 1
+        fi
         for candidate in python3 python3.13 python3.12 python3.11 python; do
             if usable_python "$candidate" "$newest"; then
                 command -v "$candidate"
@@ -66,6 +70,7 @@ make_venv() {
 # scripts also hold, and a checksum of what was asked for. So an environment without a stamp was left half-made, and one
 # with another path was moved: both are made anew. One with another checksum is brought up to date in place.
 ensure_venv() {
+    [ "$(uname -s)" = Linux ] || fail "this system is $(uname -s); the sandbox of the environments needs Linux"
     local venv=$1 extra=$2 python=${3:-} wanted stamp built start=$SECONDS
     wanted="$root $(cat "$root/requirements.txt" "$root/pyproject.toml" | cksum)"
     stamp="$venv/spade-jax-installed${extra:+-$extra}"
@@ -73,9 +78,9 @@ ensure_venv() {
         exec 9>"$venv.lock" # two set-ups at once would spoil one another
         flock 9
     fi
-    if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || ! "$venv/bin/python" -c '' 2>/dev/null; then
+    if [ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ] || ! "$venv/bin/python" -c 'import spade_jax' 2>/dev/null; then
         built=$(cat "$venv/spade-jax-installed" 2>/dev/null) || built=
-        if [ "${built% * *}" != "$root" ] || ! "$venv/bin/python" -c '' 2>/dev/null; then
+        if [ "${built% * *}" != "$root" ] || ! "$venv/bin/python" -c 'import spade_jax' 2>/dev/null; then
             make_venv "$venv" "$python"
         fi
         rm -f "$venv/spade-jax-installed"*

@@ -136,13 +136,19 @@ permute_rows.defvjp(_permute_forward, _permute_backward)
 def route(
     x: Float[Array, "tokens embed"], router: Float[Array, "embed experts"], experts_per_token: int
 ) -> tuple[Int[Array, "tokens chosen"], Float[Array, "tokens chosen"]]:
-    """Return the experts of each token, best first, and their weights, which sum to one."""
+    """Return the experts of each token, best first, and their weights.
+
+    Several weights are made to sum to one; a single one stays the router's probability, without
+    which the router would have no gradient.
+    """
     scores = jnp.dot(x, router, precision=jax.lax.Precision.HIGHEST)
     probs = jax.nn.softmax(scores.astype(jnp.float32), axis=-1)
     _, chosen = jax.lax.top_k(jax.lax.stop_gradient(probs), experts_per_token)
     # Picked by comparison: the gradient of a gather would be a scatter.
     picked = chosen[:, :, None] == jnp.arange(router.shape[1])[None, None, :]
     weights = jnp.sum(jnp.where(picked, probs[:, None, :], 0.0), axis=-1)
+    if experts_per_token == 1:
+        return chosen, weights
     return chosen, weights / jnp.sum(weights, axis=-1, keepdims=True)
 
 

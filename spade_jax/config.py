@@ -195,9 +195,8 @@ class RewardConfig:
     band_ramp: float = 0.25  # distance from the band at which the anchor is 0
     regret_scale: float = 0.15  # regret at which its term saturates
     invalid_reward: float = -0.5  # reward of a design that was not admitted
-    agent_norm: Literal["mean", "mean_std"] = (
-        "mean_std"  # normalisation within an (environment, seed) group
-    )
+    # normalisation within an (environment, seed) group
+    agent_norm: Literal["mean", "mean_std"] = "mean_std"
     designer_norm: Literal["mean", "mean_std"] = "mean_std"  # normalisation within a skill
 
     def __post_init__(self) -> None:
@@ -230,9 +229,8 @@ class BatchConfig:
     """How trajectories become device arrays."""
 
     row_tokens: int = 1024  # tokens of one packed row; no trajectory may be longer
-    microbatch_rows: int = (
-        8  # rows of one forward and backward pass; gradients accumulate over passes
-    )
+    # rows of one forward and backward pass; gradients accumulate over passes
+    microbatch_rows: int = 8
 
     def __post_init__(self) -> None:
         _require(self.row_tokens >= 16, "batch.row_tokens", self.row_tokens, "at least 16")
@@ -285,9 +283,8 @@ class EnvsConfig:
     memory_bytes: int = 256 * 2**20  # address space a worker may add to its zygote's
     max_workers: int = 16  # worker processes alive at once
     instances_per_worker: int = 32  # episodes one worker holds
-    admit_seeds: int = (
-        5  # seeds on which the reference solution must win, and instances must differ
-    )
+    # seeds on which the reference solution must win, and instances must differ
+    admit_seeds: int = 5
     probe_seeds: int = 20  # seeds on which constant and random play are tried
     max_probe_win_frac: float = 0.1  # share of seeds constant or random play may win
 
@@ -322,13 +319,10 @@ class EnvsConfig:
 class CorpusConfig:
     """Where documents come from."""
 
-    path: str = (
-        ""  # a JSONL file with "orig_doc" or "text"; empty: docstrings of installed packages
-    )
-    packages: tuple[str, ...] = (
-        "numpy",
-        "scipy",
-    )  # packages whose docstrings make the embedded corpus
+    # a JSONL file with "orig_doc" or "text"; empty: docstrings of installed packages
+    path: str = ""
+    # packages whose docstrings make the embedded corpus
+    packages: tuple[str, ...] = ("numpy", "scipy")
     cache_dir: str = "~/.cache/spade_jax/corpus"  # where the embedded corpus is prepared
     min_words: int = 60  # shorter documents are dropped
     max_words: int = 6000  # longer documents are cut here
@@ -385,9 +379,8 @@ class WarmstartConfig:
     rows: int = 8  # packed rows of one step
     row_tokens: int = 1024  # tokens of a packed row; no example may be longer
     lr: float = 3e-3  # peak learning rate
-    design_share: float = (
-        0.75  # share of tokens spent on designs and hints; the rest are expert plays
-    )
+    # share of tokens spent on designs and hints; the rest are expert plays
+    design_share: float = 0.75
     plays: int = 6000  # expert plays made before training
     words: int = 2900  # rare words of the corpus that become one piece of the tokenizer each
     log_steps: int = 20  # steps between two log lines

@@ -56,7 +56,7 @@ FREE_FIELDS = (
     "corpus.cache_dir",
     "telemetry.live",
 )
-"""Settings that may differ on resume, beside the whole section `warmstart`: no step depends on them.
+"""Settings that may differ on resume, and the section `warmstart`: no step depends on them.
 
 `run.steps` only moves the end, at which designer groups that still wait are trained on.
 """

@@ -56,7 +56,9 @@ def warmstart(config: Config) -> Path:
             f"you may write"
         ) from error
     corpus = Corpus.load(config.corpus, config.run.seed)
-    tokenizer = _fit_tokenizer(config, corpus, out / TOKENIZER_FILE)
+    # Under another name until there are weights to go with it: `out` may hold an older pair.
+    unpaired = out / f"{TOKENIZER_FILE}.new"
+    tokenizer = _fit_tokenizer(config, corpus, unpaired)
     chat = Chat(tokenizer)
     started = time.perf_counter()
     plays = asyncio.run(_plays(config, corpus, chat))
@@ -89,6 +91,8 @@ def warmstart(config: Config) -> Path:
         if step % config.warmstart.log_steps == 0 or step == config.warmstart.steps - 1:
             logger.info("%s", _line(config, step, examples, metrics, time.perf_counter() - started))
             save_weights(out, config.model, state.params)
+            if unpaired.exists():
+                unpaired.replace(out / TOKENIZER_FILE)
     logger.info("tokenizer and weights are in %s", out)
     return out
 
@@ -134,6 +138,7 @@ async def _plays(config: Config, corpus: Corpus, chat: Chat) -> list[Example]:
             chat,
             pool,
             config.designer.document_words,
+            config.agent.max_turns,
             config.warmstart.plays,
         )
         return [example async for example in made]
@@ -145,7 +150,9 @@ def _batches(
     """Endless lists of examples that together fill `warmstart.rows` rows; what does not fit opens
     the next list.
     """
-    texts = text_examples(config.run.seed, corpus, chat, config.designer.document_words)
+    texts = text_examples(
+        config.run.seed, corpus, chat, config.designer.document_words, config.memory
+    )
     rng = random.Random(f"batches/{config.run.seed}")
     taught = {"text": 1, "play": 1}
     examples: list[Example] = []

@@ -116,9 +116,8 @@ async def admit(
 
 def _parse(program: str) -> ast.Module:
     """The gate `parse`; the text is parsed, never run."""
-    size = len(program.encode("utf-8", "replace"))
-    if size > api.MAX_PROGRAM_BYTES:
-        raise _Refused("parse", f"the program has {size} bytes; at most {api.MAX_PROGRAM_BYTES}")
+    if problem := api.program_problem(program):
+        raise _Refused("parse", problem)
     try:
         with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(program)

@@ -7,7 +7,6 @@ Info dicts are dropped. A reply is never repaired: one that breaks the contract 
 value to guess from.
 """
 
-import math
 from typing import Any
 
 from spade_jax.types import Fault, Outcome, Reply
@@ -22,6 +21,16 @@ _WIN = 1 - 1e-6
 def is_win(reply: Reply) -> bool:
     """Whether an episode that ends with this reply is won (design decision 8)."""
     return reply.terminated and reply.reward >= _WIN
+
+
+def program_problem(program: str) -> str:
+    """Why a text cannot be a program, seen before it is parsed; "" if it may be one."""
+    if _not_text(program):
+        return "the program is not encodable text (a lone surrogate)"
+    size = len(program.encode())
+    if size > MAX_PROGRAM_BYTES:
+        return f"the program has {size} bytes; at most {MAX_PROGRAM_BYTES}"
+    return ""
 
 
 def check_reset(value: Any) -> Reply | Fault:
@@ -39,8 +48,9 @@ def check_step(value: Any) -> Reply | Fault:
         return _schema(f"step: {problem}")
     if type(reward) not in (int, float):  # bool is not a number here
         return _schema(f"step: the reward is {_name(reward)}; expected a number")
-    if not (math.isfinite(reward) and -1 <= reward <= 1):
-        return _schema(f"step: the reward is {reward:.6g}; expected -1 to 1")
+    if not -1 <= reward <= 1:  # false for NaN, and right for an int that no float can hold
+        shown = f"{reward:.6g}" if abs(reward) < 1e9 else "no small number"
+        return _schema(f"step: the reward is {shown}; expected -1 to 1")
     if type(terminated) is not bool or type(truncated) is not bool:
         return _schema(
             f"step: the flags are {_name(terminated)} and {_name(truncated)}; expected two bools"

@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,7 @@ ALLOWED_IMPORTS = (
     "statistics", "string", "textwrap", "types", "typing", "unicodedata",
 )  # fmt: skip
 
-# Nothing of the user's environment reaches a worker. Hashes are fixed because set order must not
-# change a transcript; one BLAS thread because a zygote must have no other thread when it forks.
-ENVIRONMENT = {
+_ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -37,8 +36,13 @@ ENVIRONMENT = {
 }
 
 CHANNEL = 3  # descriptor of a worker's only connection
-_CPU_S = 600  # processor seconds of one worker's life: stops a thread that spins between requests
+CPU_S = 600  # processor seconds of one worker's life: stops a thread that spins between requests
 _OPEN_FILES = 64
+_OUR_OPEN_FILES = 1024  # of supervisor and zygotes
+_SWEEP_S = 2.0
+_SWEEP_ROUNDS = 1000
+_PROC = Path("/proc")
+_PF_EXITING = 4
 _ROOT = str(Path(__file__).resolve().parents[2])
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); from {} import main; del sys.path[0]; main()"
@@ -58,6 +62,17 @@ class Limits:
     memory_bytes: int = 256 * 2**20  # address space a worker may add to its zygote's
     max_workers: int = 16  # worker processes alive at once
     instances_per_worker: int = 32  # episodes one worker holds
+
+
+def environment() -> dict[str, str]:
+    """Environment of every process below the trainer. Nothing of the user's reaches a worker but
+    where Python finds its own libraries.
+
+    Hashes are fixed because set order must not change a transcript; one BLAS thread because a
+    zygote must have no other thread when it forks.
+    """
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    return _ENVIRONMENT | kept
 
 
 def command(module: str, *arguments: object) -> list[str]:
@@ -81,13 +96,81 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def sweep(keep: Container[int] = ()) -> None:
-    """Kill and reap every child that is not in `keep`, and whatever these leave behind in turn."""
-    while strays := [pid for pid in _children() if pid not in keep]:
+def few_files() -> None:
+    """Lower the number of descriptors that may be open, for this process and those it starts: a
+    fork closes all of them one by one."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    soft = _OUR_OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OUR_OPEN_FILES, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def sweep(keep: Container[int] = ()) -> bool:
+    """Kill and reap every child that is not in `keep`, and whatever these leave behind in turn.
+
+    Returns whether none is left: a chain of forks can be faster than this, and is given up on.
+    """
+    give_up = time.monotonic() + _SWEEP_S
+    for _ in range(_SWEEP_ROUNDS):
+        strays = [pid for pid in _children() if pid not in keep]
+        if not strays:
+            return True
         for pid in strays:
             os.kill(pid, signal.SIGKILL)
         for pid in strays:
-            os.waitpid(pid, 0)
+            while os.waitpid(pid, os.WNOHANG)[0] == 0:
+                if time.monotonic() > give_up:
+                    return False
+                time.sleep(0.001)
+        if time.monotonic() > give_up:
+            return False
+    return False
+
+
+def cpu_s(pid: int) -> float:
+    """Processor seconds a process has used: its clock, as `clock_getcpuclockid` numbers it."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError:  # it is gone
+        return 0.0
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for a process: R runs, S sleeps, D waits for the disk, Z is dead; "?" if
+    it cannot be read."""
+    return _stat(pid)[0]
+
+
+def exiting(pid: int) -> bool:
+    """Whether a process is on its way out or dead."""
+    return bool(int(_stat(pid)[6]) & _PF_EXITING)
+
+
+def missing() -> str:
+    """What this host does not tell of its processes and the sandbox needs; "" if nothing."""
+    parent = os.getpid()
+    ready, done = os.pipe()
+    pid = os.fork()
+    if pid == 0:  # as hard to look at as a worker
+        try:
+            die_with_parent(parent)
+            _prctl(_PR_SET_DUMPABLE, 0)
+            os.write(done, b"x")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(done)
+    try:
+        os.read(ready, 1)
+        children = _PROC / f"self/task/{parent}/children"
+        if not children.exists():
+            return f"{children} is missing (a kernel without CONFIG_PROC_CHILDREN, or no /proc)"
+        if state(pid) == "?":
+            return f"{_PROC}/PID/stat of a worker is unreadable (/proc mounted with hidepid)"
+        return ""
+    finally:
+        os.close(ready)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def address_space() -> int:
@@ -106,7 +189,7 @@ def confine(channel: int, parent: int, max_address_space: int) -> None:
     os.chdir("/")
     for limit, value in (
         (resource.RLIMIT_AS, max_address_space),
-        (resource.RLIMIT_CPU, _CPU_S),
+        (resource.RLIMIT_CPU, CPU_S),
         (resource.RLIMIT_FSIZE, 0),
         (resource.RLIMIT_NOFILE, _OPEN_FILES),
         (resource.RLIMIT_CORE, 0),
@@ -139,4 +222,12 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _children() -> list[int]:
-    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    return [int(pid) for pid in (_PROC / f"self/task/{os.getpid()}/children").read_text().split()]
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the state on."""
+    try:
+        return (_PROC / f"{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["?"] + ["0"] * 6

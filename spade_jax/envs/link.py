@@ -8,15 +8,18 @@ import asyncio
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from spade_jax.envs import limits, wire
-from spade_jax.envs.supervisor import READY
+from spade_jax.envs.supervisor import MAX_STRETCH, READY
 from spade_jax.errors import SandboxError
 
 _START_S = 120.0  # for the import of numpy on a crowded machine
 _STOP_S = 5.0
+_SILENCE_S = 120.0  # more than the supervisor lets pass before it answers for a worker
+_TICK_S = 5.0
 _NOBODY = 0  # request number of what no coroutine waits for
 
 
@@ -25,6 +28,14 @@ class Answer(NamedTuple):
 
     status: str
     value: Any
+
+
+class _Waiting(NamedTuple):
+    future: asyncio.Future[Answer]
+    owner: Any
+    worker: int
+    patience_s: float
+    asked: int  # tick
 
 
 class Link(asyncio.Protocol):
@@ -46,7 +57,10 @@ class Link(asyncio.Protocol):
         self._on_answer = on_answer
         self._on_lost = on_lost
         self._decoder = wire.Decoder()
-        self._waiting: dict[int, tuple[asyncio.Future[Answer], Any]] = {}
+        self._waiting: dict[int, _Waiting] = {}
+        self._heard: dict[int, int] = {}  # tick at which a worker last answered
+        self._ticks = 0
+        self._timer: asyncio.TimerHandle | None = None
         self._last_number = _NOBODY
         self._outbox: list[bytes] = []
         self._transport: asyncio.Transport | None = None
@@ -65,7 +79,8 @@ class Link(asyncio.Protocol):
             return future
         self._last_number += 1
         self.send("ask", self._last_number, worker, limit_s, body)
-        self._waiting[self._last_number] = (future, owner)
+        patience_s = MAX_STRETCH * limit_s + _SILENCE_S
+        self._waiting[self._last_number] = _Waiting(future, owner, worker, patience_s, self._ticks)
         return future
 
     def tell(self, worker: int, limit_s: float, *body: Any) -> None:
@@ -85,29 +100,55 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # pyright: ignore[reportAttributeAccessIssue]
+        self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
 
     def data_received(self, data: bytes) -> None:
         for number, worker, status, value in self._decoder.feed(data):
             if worker == READY:
-                self.ready.set_result(None)
+                if status == "ok":
+                    self.ready.set_result(None)
+                else:
+                    self.ready.set_exception(
+                        SandboxError(f"environments cannot run on this host: {value}")
+                    )
                 continue
             answer = Answer(status, value)
-            future, owner = self._waiting.pop(number, (None, number))
-            self._on_answer(worker, owner, answer)
-            if future is not None and not future.done():  # its requester may have been cancelled
-                future.set_result(answer)
+            self._heard[worker] = self._ticks
+            waiting = self._waiting.pop(number, None)
+            self._on_answer(worker, number if waiting is None else waiting.owner, answer)
+            if waiting is not None and not waiting.future.done():  # else it was cancelled
+                waiting.future.set_result(answer)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.alive = False
+        if self._timer is not None:
+            self._timer.cancel()
         self._on_lost(self)
         if not self.ready.done():
             self.ready.set_exception(
                 SandboxError("the environment supervisor ended while starting; see above")
             )
-        for future, _ in self._waiting.values():
-            if not future.done():
-                future.set_result(Answer("infrastructure", "the supervisor died"))
+        for waiting in self._waiting.values():
+            if not waiting.future.done():
+                waiting.future.set_result(Answer("infrastructure", "the supervisor died"))
         self._waiting.clear()
+
+    def _tick(self) -> None:
+        """Give a supervisor up that keeps a request beyond all bounds of its own.
+
+        Time is counted in ticks, because a trainer that was busy with something else has answers
+        lying unread.
+        """
+        assert self._transport is not None
+        self._ticks += 1
+        self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
+        busy = {waiting.worker for waiting in self._waiting.values()}
+        self._heard = {worker: self._heard.get(worker, 0) for worker in busy}
+        for waiting in self._waiting.values():
+            heard = max(waiting.asked, self._heard[waiting.worker])
+            if (self._ticks - heard) * _TICK_S > waiting.patience_s:
+                self._transport.abort()
+                return
 
     def _flush(self) -> None:
         if self.alive and self._transport is not None:
@@ -125,6 +166,8 @@ async def launch(
     Raises:
         SandboxError: it cannot be started.
     """
+    if sys.platform != "linux":
+        raise SandboxError(f"environments run on Linux only; this is {sys.platform}")
     ours, theirs = socket.socketpair()
     with theirs:
         arguments = (theirs.fileno(), os.getpid(), memory_bytes)
@@ -132,7 +175,7 @@ async def launch(
             process = subprocess.Popen(
                 limits.command("spade_jax.envs.supervisor", *arguments),
                 pass_fds=[theirs.fileno()],
-                env=limits.ENVIRONMENT,
+                env=limits.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # a Ctrl-C is for the trainer

@@ -14,16 +14,17 @@ import hashlib
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 from spade_jax.envs import api
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.link import Answer, Link, launch
-from spade_jax.envs.supervisor import ALIVE, IDLE, READY
+from spade_jax.envs.supervisor import ALIVE, BLAMELESS, IDLE, READY
 from spade_jax.errors import SandboxError
 from spade_jax.types import Fault, Outcome, Reply
 
 _LOST = "lost"
+_KILLED = "killed"
 _INFRASTRUCTURE = str(Outcome.INFRASTRUCTURE)
 
 
@@ -80,7 +81,7 @@ class Pool:
         if self._link is not None:
             await self._link.stop()
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> "Pool":
         await self.start()
         return self
 
@@ -191,7 +192,7 @@ class Pool:
             worker.last_answered = owner if isinstance(owner, Instance) else None
             return
         self._bury(worker)
-        if owner == IDLE and worker.last_answered is not None and answer.status != _INFRASTRUCTURE:
+        if owner == IDLE and worker.last_answered is not None and answer.status not in BLAMELESS:
             worker.last_answered._end(Fault(Outcome(answer.status), answer.value))
 
     def _on_lost(self, link: Link) -> None:
@@ -200,7 +201,7 @@ class Pool:
 
 
 class _Failure(Exception):
-    """An attempt that got no reply: an outcome, or "lost", and a text."""
+    """An attempt that got no reply: an outcome, or "lost" or "killed", and a text."""
 
     def __init__(self, status: str, detail: str) -> None:
         super().__init__(status, detail)
@@ -245,6 +246,7 @@ class Instance:
     async def _settle(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
         """The result of `attempt`, made again if others lose its worker, or the Fault."""
         chances = {_LOST: 2 * self._pool.limits.instances_per_worker, _INFRASTRUCTURE: 1}
+        chances[_KILLED] = 1  # by the kernel, for what others use of the memory, or by itself
         while self._ended is None:
             try:
                 return await attempt()
@@ -255,6 +257,8 @@ class Instance:
                 elif status == _LOST:  # only instances of one program share a worker
                     detail = "its worker went down again and again under others of the program"
                     self._end(Fault(Outcome.WORKER_DIED, detail))
+                elif status == _KILLED:
+                    self._end(Fault(Outcome.WORKER_DIED, failure.detail))
                 else:
                     self._end(Fault(Outcome(status), failure.detail))
             except BaseException:  # cancelled: how far the worker got is not known
@@ -265,10 +269,8 @@ class Instance:
     async def _enter(self) -> _Worker:
         """Be in a living worker that has loaded the program."""
         if self._worker is None or self._worker.dead:
-            size = len(self._program.encode("utf-8", "surrogatepass"))
-            if size > api.MAX_PROGRAM_BYTES:
-                detail = f"the program has {size} bytes; at most {api.MAX_PROGRAM_BYTES}"
-                raise _Failure(Outcome.SCHEMA, detail)
+            if problem := api.program_problem(self._program):
+                raise _Failure(Outcome.SCHEMA, problem)
             self._leave()
             self._worker = await self._pool._enter_worker(self._program, self._replica)
         worker = self._worker

@@ -8,10 +8,11 @@ write is non-blocking, so that no worker can hold up another.
     trainer -> ["spawn", worker, replica], ["ask", request, worker, limit_s, body], ["kill", worker]
     trainer <- [request, worker, status, value]
 
-Status is "ok" or an outcome in the words of `types.Outcome`, or "lost": the worker went down with
-another's request. A worker that goes down while idle is told with request `IDLE`. Requests to one
-worker are pipelined: it answers in order, so the oldest one is the one being worked on, and the
-clock of each starts when the one before it is answered.
+Status is "ok" or an outcome in the words of `types.Outcome`, or one of `BLAMELESS`: "lost" (the
+worker went down with another's request, or for its age), "killed" (by the kernel, for want of
+memory, or by itself). A worker that goes down while idle is told with request `IDLE`. Requests to
+one worker are pipelined: it answers in order, so the oldest one is the one being worked on, and the
+clocks of each start when the one before it is answered.
 """
 
 import contextlib
@@ -26,30 +27,33 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from spade_jax.envs import limits, wire
 
 IDLE = -1  # request number of the notice that an idle worker went down
-READY = 0  # worker number of the notice that the supervisor is up
+READY = 0  # worker number of the notice that the supervisor is up, or why it cannot be
 REPLICAS = 2  # zygotes: replay in the other one shows what depends on addresses
 ALIVE = frozenset({"ok", "env_error", "schema"})  # what a worker may say of a request, and live on
+BLAMELESS = frozenset(
+    {"lost", "killed", "infrastructure"}
+)  # says nothing against who answered last
 _CHUNK = 1 << 18
 _SPAWN_S = 60.0  # a fork that takes longer means that the zygote is stuck
-_MAX_STRETCH = 10  # times its limit that a request may wait for a processor
+MAX_STRETCH = 10  # times its limit that a request may wait for a processor
 _MAX_DETAIL = 300
 
 
 def judge(elapsed_s: float, cpu_s: float, state: str, limit_s: float) -> str:
     """Say what a missed deadline means: "timeout", "wait", or "infrastructure".
 
-    A worker that is ready to run (R) or waits for the disk (D) and got under half of its time was
-    kept from working by the host. One that sleeps, or has used its time, is at fault.
+    A worker that works has its limit of processor time, however crowded the host: one that is ready
+    to run (R), waits for the disk (D) or cannot be looked at (?) and has used less is waited for.
+    Wall time counts against one that sleeps.
     """
-    if state not in "RD" or cpu_s >= limit_s / 2:
+    if state not in "RD?" or cpu_s > limit_s:
         return "timeout"
-    return "wait" if elapsed_s < _MAX_STRETCH * limit_s else "infrastructure"
+    return "wait" if elapsed_s < MAX_STRETCH * limit_s else "infrastructure"
 
 
 @dataclass
@@ -64,10 +68,12 @@ class _Worker:
     number: int
     zygote: "_Zygote"
     channel: socket.socket
-    deadline: float  # of the oldest request, or of the fork
+    deadline: float  # of the oldest request, the fork, or the reaping
     pid: int = 0  # 0 until it is forked
     confined: bool = False  # it said so; it is sent nothing before
     dying: bool = False  # its channel closed; the zygote is asked how it ended
+    ended_alone: bool = False  # it was on its way out before it was killed
+    worn_out: bool = False  # it had used the processor time of a worker's life
     queue: deque[_Request] = field(default_factory=deque)
     decoder: wire.Decoder = field(default_factory=wire.Decoder)
     outbox: bytearray = field(default_factory=bytearray)
@@ -98,6 +104,7 @@ class Supervisor:
         self._workers: dict[int, _Worker] = {}
         self._watch(trainer, self._read_trainer)
         self._running = True
+        self._told_ready = False
         self._zygotes = [self._start_zygote(replica) for replica in range(REPLICAS)]
 
     def run(self) -> None:
@@ -153,7 +160,7 @@ class Supervisor:
         if worker.confined and not worker.dying:
             worker.outbox += wire.encode([number, *body])
             if len(worker.queue) == 1:
-                self._begin(worker)
+                self._begin(worker, limits.cpu_s(worker.pid))
 
     def _kill(self, number: int) -> None:
         if worker := self._workers.get(number):
@@ -162,14 +169,8 @@ class Supervisor:
     def _reply(self, request: int, worker: int, status: str, value: Any) -> None:
         try:
             self._outbox += wire.encode([request, worker, status, value])
-        except (
-            wire.WireError,
-            ValueError,
-            RecursionError,
-        ) as error:  # it fitted its own frame, barely
-            self._outbox += wire.encode(
-                [request, worker, "schema", f"a reply too large to pass on: {error}"]
-            )
+        except wire.WireError:  # it fitted its own frame, barely
+            self._outbox += wire.encode([request, worker, "schema", "a reply too large to pass on"])
 
     def _write_trainer(self) -> None:
         with contextlib.suppress(BlockingIOError, ConnectionError):  # the end is seen when reading
@@ -181,14 +182,19 @@ class Supervisor:
 
     # -- workers
 
-    def _begin(self, worker: _Worker) -> None:
+    def _begin(self, worker: _Worker, cpu_started: float) -> None:
         worker.started = time.monotonic()
         worker.deadline = worker.started + worker.queue[0].limit_s
-        worker.cpu_started = _cpu_s(worker.pid)
+        worker.cpu_started = cpu_started
 
     def _write_worker(self, worker: _Worker) -> None:
-        with contextlib.suppress(BlockingIOError, ConnectionError):
+        try:
             del worker.outbox[: worker.channel.send(worker.outbox)]
+        except BlockingIOError:
+            pass
+        except ConnectionError:
+            self._ask_how_it_ended(worker)
+            return
         if worker.blocked != bool(worker.outbox):
             worker.blocked = bool(worker.outbox)
             self._poll.modify(worker.channel.fileno(), _wanted(worker.blocked))
@@ -203,29 +209,43 @@ class Supervisor:
         if not data:
             self._ask_how_it_ended(worker)
             return
+        now_cpu_s = limits.cpu_s(worker.pid)
         answered: list[tuple[_Request, str, Any]] = []
         fault = None
         try:
             for message in worker.decoder.feed(data):
-                if worker.confined:
-                    answered.append(_match(worker.queue, message))
-                elif not self._confined(worker, message):
-                    return
+                if not worker.confined:
+                    if not self._confined(worker, message):
+                        return
+                    continue
+                request, status, value, cpu_s = _match(worker.queue, message)
+                cpu_s = min(max(cpu_s, worker.cpu_started), now_cpu_s)  # the worker's word, bounded
+                if cpu_s - worker.cpu_started > request.limit_s:  # on an idle host it was killed
+                    worker.queue.appendleft(request)
+                    fault = ("timeout", _missed(request))
+                    break
+                worker.cpu_started = cpu_s
+                answered.append((request, status, value))
             if worker.decoder.pending and not worker.queue:
                 raise wire.WireError("bytes after the reply")
         except wire.WireError as error:
-            fault = str(error)
+            fault = ("protocol", str(error))
             if answered and not worker.queue:  # what follows a reply voids it
                 worker.queue.append(answered.pop()[0])
         for request, status, value in answered:
             self._reply(request.number, worker.number, status, value)
         if fault is not None:
-            self._fail(worker, "protocol", fault)
+            self._fail(worker, *fault)
         elif answered and worker.queue:
-            self._begin(worker)
+            self._begin(worker, worker.cpu_started)
+        elif answered and now_cpu_s > limits.CPU_S / 2:  # before the end hits a request
+            self._fail(worker, "lost", "the worker was worn out")
 
     def _ask_how_it_ended(self, worker: _Worker) -> None:
+        worker.ended_alone = limits.exiting(worker.pid)
+        worker.worn_out = limits.cpu_s(worker.pid) > 0.9 * limits.CPU_S
         worker.dying = True
+        worker.deadline = time.monotonic() + _SPAWN_S
         worker.outbox.clear()
         self._unwatch(worker.channel)
         self._reap(worker)
@@ -254,37 +274,29 @@ class Supervisor:
         self._tell_zygote(worker.zygote, ["reap", worker.pid])
 
     def _patience(self) -> float | None:
-        busy = [
-            worker.deadline
-            for worker in self._workers.values()
-            if worker.queue and not worker.dying
-        ]
+        busy = [worker.deadline for worker in self._workers.values() if worker.queue]
         return max(0.0, min(busy) - time.monotonic()) + 0.001 if busy else None
 
     def _expire(self) -> None:
         now = time.monotonic()
         for worker in list(self._workers.values()):
-            if not worker.queue or worker.dying or now < worker.deadline:
+            if not worker.queue or now < worker.deadline:
                 continue
-            if not worker.confined:
+            if worker.dying or not worker.confined:
                 worker.zygote.process.kill()  # stuck; its end is handled when its control closes
                 worker.deadline = now + _SPAWN_S
                 continue
             request = worker.queue[0]
-            state, cpu_s = _state(worker.pid), _cpu_s(worker.pid) - worker.cpu_started
-            self._read_worker(
-                worker
-            )  # a reply may have come while this process was kept from running
+            state = limits.state(worker.pid)
+            self._read_worker(worker)  # it may have answered while this process could not run
             if worker.dying or not worker.queue or worker.queue[0] is not request:
                 continue
+            cpu_s = limits.cpu_s(worker.pid) - worker.cpu_started
             verdict = judge(now - worker.started, cpu_s, state, request.limit_s)
             if verdict == "wait":
-                worker.deadline = now + request.limit_s / 2
+                worker.deadline = now + max(request.limit_s - cpu_s, request.limit_s / 10)
             else:
-                wall = f"{now - worker.started:.2f} s, {cpu_s:.2f} s of them computing"
-                self._fail(
-                    worker, verdict, f"no reply in {wall}; the limit is {request.limit_s:g} s"
-                )
+                self._fail(worker, verdict, _missed(request))
 
     # -- zygotes
 
@@ -296,7 +308,7 @@ class Supervisor:
             process = subprocess.Popen(
                 limits.command("spade_jax.envs.zygote", *arguments),
                 pass_fds=[theirs.fileno()],
-                env=limits.ENVIRONMENT,
+                env=limits.environment(),
                 stdin=subprocess.DEVNULL,
             )
         zygote = _Zygote(replica, process, ours)
@@ -326,7 +338,8 @@ class Supervisor:
         operation, *arguments = json.loads(data)
         if operation == "ready":
             zygote.ready = True
-            if all(other.ready for other in self._zygotes):
+            if not self._told_ready and all(other.ready for other in self._zygotes):
+                self._told_ready = True  # once: the trainer waits for it only at the start
                 self._reply(IDLE, READY, "ok", None)
         elif operation == "forked":
             self._forked(zygote, *arguments)
@@ -355,15 +368,13 @@ class Supervisor:
         for request in worker.queue:
             worker.outbox += wire.encode([request.number, *request.body])
         if worker.queue:
-            self._begin(worker)
+            self._begin(worker, limits.cpu_s(worker.pid))
         return True
 
     def _reaped(self, pid: int, code: int) -> None:
         for worker in self._workers.values():
             if worker.dying and worker.pid == pid:
-                name = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-                status = "worker_died" if worker.confined else "infrastructure"
-                self._fail(worker, status, f"the process ended with {name}")
+                self._fail(worker, *_ending(worker, code))
                 return
 
     def _replace(self, zygote: _Zygote) -> None:
@@ -384,6 +395,7 @@ class Supervisor:
                 self._reply(IDLE, worker.number, "infrastructure", "the zygote died")
             worker.queue.clear()
             self._bury(worker)
+        # What it may leave is tried again the next time.
         limits.sweep(keep=[other.process.pid for other in self._zygotes])
         self._zygotes[zygote.replica] = self._start_zygote(zygote.replica)
 
@@ -398,13 +410,33 @@ class Supervisor:
             self._poll.unregister(connection.fileno())
 
 
-def _match(queue: deque[_Request], message: Any) -> tuple[_Request, str, Any]:
+def _ending(worker: _Worker, code: int) -> tuple[str, str]:
+    """Status and text for a worker that ended with `code` (negative for a signal)."""
+    detail = f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
+    detail = f"the process ended with {detail}"
+    if not worker.confined:
+        return "infrastructure", detail
+    if code != -signal.SIGKILL:
+        return "worker_died", detail
+    if not worker.ended_alone:  # the signal was ours
+        return "worker_died", "it closed its channel"
+    return ("lost" if worker.worn_out else "killed"), detail
+
+
+def _missed(request: _Request) -> str:
+    """What is said of a missed deadline: no measured time, which would differ between runs."""
+    return f"no reply within the limit of {request.limit_s:g} s"
+
+
+def _match(queue: deque[_Request], message: Any) -> tuple[_Request, str, Any, float]:
     """Take the oldest request off the queue, which `message` must answer."""
     if not queue:
         raise wire.WireError("a reply that nobody asked for")
-    if type(message) is not list or len(message) != 3:
-        raise wire.WireError("a reply that is not [number, status, value]")
-    number, status, value = message
+    if type(message) is not list or len(message) != 4:
+        raise wire.WireError("a reply that is not [number, status, value, cpu_s]")
+    number, status, value, cpu_s = message
+    if type(cpu_s) is not float:
+        raise wire.WireError("a reply without its processor time")
     if type(number) is not int or number != queue[0].number:
         raise wire.WireError("a reply with the wrong number")
     if type(status) is not str or status not in ALIVE:
@@ -413,27 +445,11 @@ def _match(queue: deque[_Request], message: Any) -> tuple[_Request, str, Any]:
         if type(value) is not str:
             raise wire.WireError("a fault without a text")
         value = value[:_MAX_DETAIL]
-    return queue.popleft(), status, value
+    return queue.popleft(), status, value, cpu_s
 
 
 def _wanted(blocked: bool) -> int:
     return select.EPOLLIN | (select.EPOLLOUT if blocked else 0)
-
-
-def _cpu_s(pid: int) -> float:
-    """Processor seconds a process has used: its clock, as `clock_getcpuclockid` numbers it."""
-    try:
-        return time.clock_gettime((~pid << 3) | 2)
-    except OSError:  # it is gone
-        return 0.0
-
-
-def _state(pid: int) -> str:
-    """The kernel's letter for a process: R runs, S sleeps, D waits for the disk, Z is dead."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "Z"
 
 
 def main() -> None:
@@ -441,7 +457,11 @@ def main() -> None:
     descriptor, parent, memory_bytes = map(int, sys.argv[1:])
     limits.die_with_parent(parent)
     limits.adopt_orphans()
+    limits.few_files()
     trainer = socket.socket(fileno=descriptor)
+    if problem := limits.missing():
+        trainer.sendall(wire.encode([IDLE, READY, "infrastructure", problem]))
+        return
     trainer.setblocking(False)
     supervisor = Supervisor(trainer, memory_bytes)
     try:

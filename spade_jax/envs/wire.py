@@ -1,8 +1,9 @@
 """Frames between trainer, supervisor and workers: four bytes of length, then strict JSON. Standard
 library only.
 
-Nothing is ever unpickled. What a frame means is for its two ends to say; that it is small, finite
-JSON is checked here.
+Nothing is ever unpickled. What a frame means is for its two ends to say; that it is small, shallow,
+finite JSON is checked here, on both sides: what one process can just parse must not be too deep for
+the next one, whose stack is fuller.
 """
 
 import json
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 MAX_FRAME_BYTES = 1 << 20
+MAX_DEPTH = 3  # containers in one another; a list in a reply in its envelope
 _HEADER = struct.Struct("<I")
 
 
@@ -24,11 +26,13 @@ def encode(message: Any) -> bytes:
 
     Raises:
         ValueError, TypeError: the message holds NaN, infinity or something that is not JSON.
-        WireError: the frame would be too large.
+        WireError: the frame would be too large or too deep.
     """
+    if not _shallow(message, MAX_DEPTH):
+        raise WireError(f"a frame nested more than {MAX_DEPTH} deep")
     body = json.dumps(message, allow_nan=False, separators=(",", ":")).encode("ascii")
     if len(body) > MAX_FRAME_BYTES:
-        raise WireError(f"a frame of {len(body)} bytes; at most {MAX_FRAME_BYTES}")
+        raise WireError(f"a frame of more than {MAX_FRAME_BYTES} bytes")
     return _HEADER.pack(len(body)) + body
 
 
@@ -47,8 +51,8 @@ class Decoder:
         """Yield the messages that `data` completes.
 
         Raises:
-            WireError: a frame is too large or is not strict JSON; the messages before it have been
-            yielded.
+            WireError: a frame is too large, too deep or not strict JSON; the messages before it
+            have been yielded.
         """
         buffer, start = self._buffer, 0
         buffer += data
@@ -83,6 +87,18 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
 
 def _parse(body: bytes) -> Any:
     try:
-        return _DECODER.decode(body.decode("utf-8"))
+        message = _DECODER.decode(body.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise WireError(f"a frame is not JSON: {type(error).__name__}") from error
+    if not _shallow(message, MAX_DEPTH):
+        raise WireError(f"a frame nested more than {MAX_DEPTH} deep")
+    return message
+
+
+def _shallow(value: Any, room: int) -> bool:
+    """Whether at most `room` containers are in one another."""
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return True
+    return room > 0 and all(_shallow(item, room - 1) for item in value)

@@ -7,8 +7,10 @@ supervisor and the pool. The checks made here only give an honest program's mist
 A program's `close()` is never called.
 """
 
+import re
 import socket
 import sys
+import time
 import types
 from typing import Any
 
@@ -18,6 +20,7 @@ HELLO = 0  # number of the frame that a worker sends unasked, once it is confine
 MODULE = "environment"  # the name a program is loaded under
 _MAX_TEXT = 1 << 18  # longer observations are refused before they are encoded
 _MAX_DETAIL = 200
+_ADDRESS = re.compile("0x[0-9a-f]+")  # differs between processes, as the text of an error may not
 
 
 class Breach(Exception):
@@ -85,8 +88,8 @@ class Host:
 
 
 def serve(channel: int) -> None:
-    """Answer requests `[number, operation, ...]` with `[number, status, value]` until the channel
-    closes.
+    """Answer requests `[number, operation, ...]` with `[number, status, value, cpu_s]` until the
+    channel closes; `cpu_s` is the processor time of this process when it had done the work.
 
     Each reply is written before the next request is begun: the first request without a reply is the
     guilty one.
@@ -100,23 +103,25 @@ def serve(channel: int) -> None:
 
 
 def _answer(host: Host, number: int, operation: str, arguments: list[Any]) -> bytes:
+    status = "ok"
     try:
         value = getattr(host, operation)(*arguments)
     except Breach as error:
-        return wire.encode([number, "schema", str(error)[:_MAX_DETAIL]])
+        status, value = "schema", str(error)[:_MAX_DETAIL]
     except BaseException as error:  # SystemExit and the like are the program's errors too
-        return wire.encode([number, "env_error", f"{operation}: {_describe(error)}"[:_MAX_DETAIL]])
+        status, value = "env_error", f"{operation}: {_describe(error)}"[:_MAX_DETAIL]
+    cpu_s = time.process_time()
     try:
-        return wire.encode([number, "ok", value])
+        return wire.encode([number, status, value, cpu_s])
     except (TypeError, ValueError, RecursionError, MemoryError, wire.WireError) as error:
         detail = f"{operation} returned a value that is not small plain data: {_describe(error)}"
-        return wire.encode([number, "schema", detail[:_MAX_DETAIL]])
+        return wire.encode([number, "schema", detail[:_MAX_DETAIL], cpu_s])
 
 
 def _describe(error: BaseException) -> str:
     name = type(error).__name__
     try:
-        return f"{name}: {error}"
+        return _ADDRESS.sub("0x...", f"{name}: {error}")
     except BaseException:  # the text of an error can be the program's code
         return name
 
@@ -127,7 +132,9 @@ def _shape(value: Any) -> str:
     return type(value).__name__
 
 
-def _text(value: Any) -> Any:
-    if isinstance(value, str) and len(value) > _MAX_TEXT:
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise Breach(f"the observation is {_shape(value)}; expected str")
+    if len(value) > _MAX_TEXT:
         raise Breach(f"an observation of {len(value)} characters; at most {_MAX_TEXT} bytes")
     return value

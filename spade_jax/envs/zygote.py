@@ -86,5 +86,6 @@ def _reap(pid: int, workers: set[int]) -> int:
         os.killpg(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     workers.discard(pid)
-    limits.sweep(keep=workers)
+    if not limits.sweep(keep=workers):
+        sys.exit("a program forks faster than it can be ended; its zygote gives up")
     return os.waitstatus_to_exitcode(status)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int
 
-from spade_jax.config import SKILLS, Difficulty
+from spade_jax.config import SKILLS, Difficulty, MemoryConfig
 from spade_jax.envs.library import FAMILIES, Draw, Family
 from spade_jax.envs.pool import Pool
 from spade_jax.errors import CorpusError
@@ -24,7 +24,6 @@ from spade_jax.rollout.chat import Chat
 from spade_jax.types import Fault, Reply, Role
 
 MIN_TERMS = 3  # rare words an excerpt must hold to ground a program
-MAX_TURNS = 12
 DIFFICULTIES: tuple[tuple[Difficulty, int], ...] = (("easy", 3), ("medium", 1), ("hard", 1))
 
 
@@ -90,15 +89,19 @@ def ground(
     return Grounded(family.draw(rng, terms, difficulty), skill, difficulty, shown, terms)
 
 
-def text_examples(seed: int, corpus: Corpus, chat: Chat, document_words: int) -> Iterator[Example]:
-    """Endless designs and hints; three designs to one hint."""
+def text_examples(
+    seed: int, corpus: Corpus, chat: Chat, document_words: int, band: MemoryConfig
+) -> Iterator[Example]:
+    """Endless designs and hints, three designs to one hint; `band` says which records teach."""
     rng = random.Random(f"text/{seed}")
     while True:
-        records, avoid = _memory_lines(rng, corpus, document_words)
+        records, avoid = _memory_lines(rng, corpus, document_words, band)
         skill = records[0].skill if records else None
         item = ground(rng, corpus, document_words, avoid, skill)
-        low, high = 0.15, 0.85
-        lines = [memory.render(record, low <= record.win_rate <= high) for record in records]
+        lines = [
+            memory.render(record, band.win_low <= record.win_rate <= band.win_high)
+            for record in records
+        ]
         prompt = prompts.designer(item.skill, item.difficulty, item.excerpt, item.terms, lines)
         completion = f"```python\n{item.draw.program.rstrip()}\n```"
         yield _example(
@@ -111,7 +114,7 @@ def text_examples(seed: int, corpus: Corpus, chat: Chat, document_words: int) ->
 
 
 def _memory_lines(
-    rng: random.Random, corpus: Corpus, document_words: int
+    rng: random.Random, corpus: Corpus, document_words: int, band: MemoryConfig
 ) -> tuple[list[memory.Record], list[str]]:
     """Invented memory records of one skill, as a run would show them, and names to avoid."""
     count = rng.choice((0, 0, 1, 2, 3))
@@ -121,7 +124,7 @@ def _memory_lines(
         item = ground(rng, corpus, document_words, names, skill)
         summary = memory.summary(item.draw.program)
         names.append(summary.split(" ")[0])
-        win_rate = rng.choice((0.0, 1.0, round(rng.uniform(0.15, 0.85), 2)))
+        win_rate = rng.choice((0.0, 1.0, round(rng.uniform(band.win_low, band.win_high), 2)))
         records.append(
             memory.Record("", skill, summary, win_rate, round(rng.uniform(-0.2, 0.5), 2), 0)
         )
@@ -129,7 +132,13 @@ def _memory_lines(
 
 
 async def play_examples(
-    seed: int, corpus: Corpus, chat: Chat, pool: Pool, document_words: int, count: int
+    seed: int,
+    corpus: Corpus,
+    chat: Chat,
+    pool: Pool,
+    document_words: int,
+    max_turns: int,
+    count: int,
 ) -> AsyncIterator[Example]:
     """Yield `count` won expert plays, hinted and unhinted in equal shares; lost plays are not
     taught.
@@ -140,14 +149,14 @@ async def play_examples(
         item = ground(rng, corpus, document_words)
         for instance_index in range(4):
             hinted = instance_index % 2 == 0
-            example = await _play(rng, chat, pool, item.draw, hinted)
+            example = await _play(rng, chat, pool, item.draw, hinted, max_turns)
             if example is not None and made < count:
                 made += 1
                 yield example
 
 
 async def _play(
-    rng: random.Random, chat: Chat, pool: Pool, draw: Draw, hinted: bool
+    rng: random.Random, chat: Chat, pool: Pool, draw: Draw, hinted: bool, max_turns: int
 ) -> Example | None:
     """One expert play as a conversation, or None when it did not win.
 
@@ -162,7 +171,7 @@ async def _play(
     piece = chat.open(prompts.first_observation(observation, draw.hint if hinted else None))
     pieces: list[tuple[Int[np.ndarray, " _"], bool]] = []
     won = False
-    for _ in range(MAX_TURNS):
+    for _ in range(max_turns):
         thought, action = player.act(observation)
         completion = chat.finish(f"{thought} \\boxed{{{action}}}")
         pieces += [(piece, False), (completion, True)]

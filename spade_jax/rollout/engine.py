@@ -2,9 +2,9 @@
 
 A round admits waiting requests into idle slots, prefills what the cache does not hold, and decodes
 all slots for a bounded number of steps. Every device program has a fixed shape and is compiled
-ahead. How a sequence is cut into prefill chunks depends on that sequence alone, so that it is
-computed in the same shapes, and to the same bits, whatever its neighbours. Paged caches, prompts
-shared between slots and decoding while environments reply are not here.
+ahead. How a sequence is cut into prefill chunks depends on that sequence and on how much of it a
+slot still holds, never on its neighbours, so that it is computed in the same shapes and to the same
+bits. Paged caches, prompts shared between slots and decoding while environments reply are not here.
 """
 
 import concurrent.futures

@@ -23,6 +23,7 @@ TINY = TransformerConfig(
     mlp=10,
     num_experts=4,
     experts_per_token=2,
+    qk_norm=True,
 )
 OTHER = TransformerConfig(
     vocab_size=23,

@@ -75,7 +75,11 @@ def test_help_lists_every_field_with_default_and_doc(capsys):
     text = capsys.readouterr().out
     for section in dataclasses.fields(Config):
         for field in dataclasses.fields(section.default_factory()):
-            assert f"--{section.name}.{field.name.replace('_', '-')}" in text
+            name = f"--{section.name}.{field.name.replace('_', '-')}"
+            assert name in text
+            told = " ".join(text.replace("│", " ").split()).split(name + " ", 1)[1]
+            # type, then words of our own, then the default
+            assert len(told.split("(default", 1)[0].split()) >= 3, name
     assert "optimiser steps (default: 12)" in " ".join(text.replace("│", " ").split())
 
 

@@ -9,6 +9,7 @@ from helpers import make_episode, make_trajectory
 from spade_jax import measures, selfplay
 from spade_jax.config import Config, DesignerConfig
 from spade_jax.curriculum import Curriculum, Pending, PlayTally
+from spade_jax.roles.agent import Play
 from spade_jax.roles.memory import Memory
 from spade_jax.types import (
     Arm,
@@ -65,7 +66,7 @@ def plays(index, unhinted, hinted=(), seed=1):
             seed=seed,
             play_index=play,
             episode_return=value,
-            outcome=Outcome.TIMEOUT if value is None else Outcome.FINISHED,
+            outcome=Outcome.INFRASTRUCTURE if value is None else Outcome.FINISHED,
         )
         for arm, values in ((Arm.UNHINTED, unhinted), (Arm.HINTED, hinted))
         for play, value in enumerate(values)
@@ -161,5 +162,37 @@ def test_measures_name_only_what_happened():
     assert found["designer/refused_load_count"] == 1
     episodes = measures.episodes(plays(0, [1.0, None, 0.0]))
     assert episodes["agent/return_mean"] == 0.5 and episodes["agent/return_mean_count"] == 2
-    assert episodes["agent/outcome_timeout_count"] == 1
+    assert episodes["agent/outcome_infrastructure_count"] == 1
     assert "agent/return_hinted_mean" not in episodes
+
+
+def test_a_program_that_breaks_in_play_is_its_authors_fault():
+    episodes = plays(0, [1.0, 0.0, None], [1.0, 0.0, 1.0]) + plays(1, [0.0, 0.0], [0.0, 0.0])
+    ours = stage_with([design(0), design(1)])
+    assert selfplay.score(ours, episodes, 0, flush=False).designer_rewards == [
+        pytest.approx(0.6),
+        0.0,
+    ]
+    broken = [
+        replace(episode, outcome=Outcome.TIMEOUT) if episode.outcome.void else episode
+        for episode in episodes
+    ]
+    theirs = stage_with([design(0), design(1)])
+    assert selfplay.score(theirs, broken, 0, flush=False).designer_rewards == [-0.5, 0.0]
+
+
+def test_plays_come_in_waves_that_the_pool_can_hold():
+    environments = stage_with([design(0), design(1), design(2)]).curriculum.environments
+    plans = [
+        Play(f"{e}/{i}", environments[e], Arm.UNHINTED, i, 0, 0) for e in range(3) for i in range(5)
+    ]
+    envs = replace(Config().envs, max_workers=2, instances_per_worker=3)
+    waves = selfplay._waves(replace(Config(), envs=envs), plans)
+    assert [plan for wave in waves for plan in wave] == plans
+    # five plays of one program take two workers
+    assert [len(wave) for wave in waves] == [5, 5, 5]
+    for wave in waves:
+        sizes = [sum(p.environment == e for p in wave) for e in environments]
+        assert sum(-(-size // 3) for size in sizes) <= 2
+    roomy = replace(Config(), envs=replace(envs, max_workers=6))
+    assert selfplay._waves(roomy, plans) == [plans]

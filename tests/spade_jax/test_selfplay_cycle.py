@@ -106,7 +106,7 @@ def test_a_cycle_from_prompt_to_groups(stage):
     assert all(episode.episode_return is not None for episode in episodes)
 
     scored = selfplay.score(stage, episodes, 0, flush=False)
-    assert {group.role for group in scored.groups} <= {Role.DESIGNER, Role.AGENT}
+    assert Role.DESIGNER in {group.role for group in scored.groups}
     assert len(scored.designer_rewards) == 6
     assert scored.designer_rewards.count(stage.config.reward.invalid_reward) == 3
     assert len(stage.curriculum.memory.records) == 3

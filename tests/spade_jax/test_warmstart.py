@@ -26,7 +26,14 @@ MODEL = TransformerConfig(
 
 
 def config(tmp_path, name, **overrides):
-    settings = {"steps": 2, "rows": 8, "plays": 6, "log_steps": 1, "out": str(tmp_path / name)}
+    settings = {
+        "steps": 2,
+        "rows": 8,
+        "plays": 6,
+        "log_steps": 1,
+        "words": 100,
+        "out": str(tmp_path / name),
+    }
     return Config(
         run=RunConfig(seed=3), model=MODEL, warmstart=WarmstartConfig(**(settings | overrides))
     )

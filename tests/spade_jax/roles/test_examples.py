@@ -7,7 +7,7 @@ import random
 import pytest
 
 from models.tokenizer import train
-from spade_jax.config import SKILLS
+from spade_jax.config import SKILLS, MemoryConfig
 from spade_jax.envs.library import FAMILIES
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
@@ -72,8 +72,12 @@ def test_a_corpus_without_rare_words_is_refused():
 
 
 def test_text_examples_teach_the_completion_alone(corpus, wide_chat):
-    made = list(itertools.islice(examples.text_examples(3, corpus, wide_chat, 20), 30))
-    again = list(itertools.islice(examples.text_examples(3, corpus, wide_chat, 20), 30))
+    made = list(
+        itertools.islice(examples.text_examples(3, corpus, wide_chat, 20, MemoryConfig()), 30)
+    )
+    again = list(
+        itertools.islice(examples.text_examples(3, corpus, wide_chat, 20, MemoryConfig()), 30)
+    )
     assert [e.tokens.tolist() for e in made] == [e.tokens.tolist() for e in again]
     assert {example.kind for example in made} == {"design", "hint"}
     for example in made:
@@ -90,7 +94,7 @@ def test_text_examples_teach_the_completion_alone(corpus, wide_chat):
 def test_plays_are_won_and_half_are_hinted(corpus, wide_chat):
     async def collect():
         async with Pool(Limits()) as pool:
-            made = examples.play_examples(4, corpus, wide_chat, pool, 20, 12)
+            made = examples.play_examples(4, corpus, wide_chat, pool, 20, 12, 12)
             return [example async for example in made]
 
     made = asyncio.run(collect())

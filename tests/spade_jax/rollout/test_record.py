@@ -1,0 +1,47 @@
+"""The token record: what was sampled, where, in which turn; keys depend on names alone."""
+
+import jax
+import numpy as np
+import pytest
+
+from spade_jax.rollout.keys import episode_key, named_rng, named_seed
+from spade_jax.rollout.record import Recorder
+from spade_jax.types import Completion, Stop
+
+
+def completion(tokens, version=4):
+    logprobs = -0.25 * np.arange(1, len(tokens) + 1, dtype=np.float32)
+    return Completion(np.array(tokens, np.int32), logprobs, Stop.STOP_ID, version)
+
+
+def test_two_turns_and_what_follows_the_last():
+    record = Recorder()
+    assert record.build(1.0) is None
+    record.add_prompt(np.array([1, 2, 3], np.int32))
+    record.add_completion(completion([7, 8]))
+    record.add_prompt(np.array([4], np.int32))
+    record.add_completion(completion([9]))
+    record.add_prompt(np.array([5, 6], np.int32))  # an observation nobody answered
+    assert record.tokens.tolist() == [1, 2, 3, 7, 8, 4, 9, 5, 6] and len(record) == 9
+    trajectory = record.build(0.5)
+    assert trajectory.tokens.tolist() == [1, 2, 3, 7, 8, 4, 9]
+    assert trajectory.loss_mask.tolist() == [False, False, False, True, True, False, True]
+    assert trajectory.sampler_logprobs.tolist() == [0, 0, 0, -0.25, -0.5, 0, -0.25]
+    assert trajectory.turn_index.tolist() == [0, 0, 0, 0, 0, 1, 1]
+    assert (trajectory.policy_version, trajectory.temperature) == (4, 0.5)
+
+
+def test_no_episode_crosses_an_update():
+    record = Recorder()
+    record.add_completion(completion([1]))
+    with pytest.raises(ValueError, match="versions 4 and 5"):
+        record.add_completion(completion([2], version=5))
+
+
+def test_names_make_seeds_and_keys():
+    # the CRC-32 of "3/a/1" modulo 2**31, as zlib gives it in any process
+    assert named_seed(3, "a", 1) == 1378161507 != named_seed(3, "a", 2)
+    assert named_rng(3, "a").random() == named_rng(3, "a").random() != named_rng(4, "a").random()
+    drawn = map(episode_key, (0, 0, 1), ("x", "x", "x"))
+    keys = [np.asarray(jax.random.key_data(key)) for key in drawn]
+    assert np.array_equal(keys[0], keys[1]) and not np.array_equal(keys[0], keys[2])
