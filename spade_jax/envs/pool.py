@@ -4,8 +4,9 @@
 What a program does wrong comes back as a `Fault`; only a pool that cannot run at all raises
 `SandboxError`. The pool places instances in workers, keeps each one's seed and actions, and
 rebuilds an instance from them when its worker went down through no fault of its own: because
-another instance hung (the caller does not notice), or because a process of ours died (tried once
-more, then a Fault of the infrastructure). A pool belongs to one running event loop, and its
+another instance hung (the caller does not notice), because a process of ours died (tried once more,
+then a Fault of the infrastructure), or because the kernel killed it, as it does for want of memory
+(tried once more, then the program's Fault). A pool belongs to one running event loop, and its
 processes end when the thread that started it does.
 """
 
@@ -19,7 +20,7 @@ from typing import Any
 from spade_jax.envs import api
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.link import Answer, Link, launch
-from spade_jax.envs.supervisor import ALIVE, BLAMELESS, IDLE, READY
+from spade_jax.envs.supervisor import ALIVE, BLAMELESS, IDLE, READY, WORN
 from spade_jax.errors import SandboxError
 from spade_jax.types import Fault, Outcome, Reply
 
@@ -45,6 +46,7 @@ class _Worker:
     link: Link
     loaded: asyncio.Future[Answer]
     dead: bool = False
+    worn: bool = False  # takes no new instance: its processor time would end under one
     occupants: int = 0
     last_used: int = 0
     last_answered: "Instance | None" = None  # whom to blame if it goes down while idle
@@ -142,7 +144,8 @@ class Pool:
 
     def _with_room(self, key: tuple[str, int]) -> _Worker | None:
         for worker in self._workers.values():
-            if worker.key == key and worker.occupants < self.limits.instances_per_worker:
+            room = self.limits.instances_per_worker - worker.occupants
+            if worker.key == key and room and not worker.worn:
                 return worker
         return None
 
@@ -173,6 +176,8 @@ class Pool:
         self._clock += 1
         worker.occupants -= 1
         worker.last_used = self._clock
+        if worker.worn and not worker.occupants:
+            self._discard(worker)
         self._wake()
 
     def _bury(self, worker: _Worker) -> None:
@@ -190,6 +195,11 @@ class Pool:
             return
         if answer.status in ALIVE:
             worker.last_answered = owner if isinstance(owner, Instance) else None
+            return
+        if answer.status == WORN:
+            worker.worn = True
+            if not worker.occupants:
+                self._discard(worker)
             return
         self._bury(worker)
         if owner == IDLE and worker.last_answered is not None and answer.status not in BLAMELESS:

@@ -9,10 +9,11 @@ write is non-blocking, so that no worker can hold up another.
     trainer <- [request, worker, status, value]
 
 Status is "ok" or an outcome in the words of `types.Outcome`, or one of `BLAMELESS`: "lost" (the
-worker went down with another's request, or for its age), "killed" (by the kernel, for want of
-memory, or by itself). A worker that goes down while idle is told with request `IDLE`. Requests to
-one worker are pipelined: it answers in order, so the oldest one is the one being worked on, and the
-clocks of each start when the one before it is answered.
+worker went down with another's request, or of old age), "killed" (by the kernel, for want of
+memory, or by itself). With request `IDLE` it is told that a worker went down while idle and, as
+`WORN`, that one has used half the processor time of a worker's life. Requests to one worker are
+pipelined: it answers in order, so the oldest one is the one being worked on, and the clocks of each
+start when the one before it is answered.
 """
 
 import contextlib
@@ -35,6 +36,7 @@ IDLE = -1  # request number of the notice that an idle worker went down
 READY = 0  # worker number of the notice that the supervisor is up, or why it cannot be
 REPLICAS = 2  # zygotes: replay in the other one shows what depends on addresses
 ALIVE = frozenset({"ok", "env_error", "schema"})  # what a worker may say of a request, and live on
+WORN = "worn"
 BLAMELESS = frozenset(
     {"lost", "killed", "infrastructure"}
 )  # says nothing against who answered last
@@ -73,7 +75,8 @@ class _Worker:
     confined: bool = False  # it said so; it is sent nothing before
     dying: bool = False  # its channel closed; the zygote is asked how it ended
     ended_alone: bool = False  # it was on its way out before it was killed
-    worn_out: bool = False  # it had used the processor time of a worker's life
+    worn: bool = False  # it has used half the processor time of a worker's life
+    at_cap: bool = False  # it had used all of it
     queue: deque[_Request] = field(default_factory=deque)
     decoder: wire.Decoder = field(default_factory=wire.Decoder)
     outbox: bytearray = field(default_factory=bytearray)
@@ -234,16 +237,17 @@ class Supervisor:
                 worker.queue.append(answered.pop()[0])
         for request, status, value in answered:
             self._reply(request.number, worker.number, status, value)
+        if not worker.worn and now_cpu_s > limits.CPU_S / 2:
+            worker.worn = True
+            self._reply(IDLE, worker.number, WORN, None)
         if fault is not None:
             self._fail(worker, *fault)
         elif answered and worker.queue:
             self._begin(worker, worker.cpu_started)
-        elif answered and now_cpu_s > limits.CPU_S / 2:  # before the end hits a request
-            self._fail(worker, "lost", "the worker was worn out")
 
     def _ask_how_it_ended(self, worker: _Worker) -> None:
         worker.ended_alone = limits.exiting(worker.pid)
-        worker.worn_out = limits.cpu_s(worker.pid) > 0.9 * limits.CPU_S
+        worker.at_cap = limits.cpu_s(worker.pid) > 0.9 * limits.CPU_S
         worker.dying = True
         worker.deadline = time.monotonic() + _SPAWN_S
         worker.outbox.clear()
@@ -420,7 +424,7 @@ def _ending(worker: _Worker, code: int) -> tuple[str, str]:
         return "worker_died", detail
     if not worker.ended_alone:  # the signal was ours
         return "worker_died", "it closed its channel"
-    return ("lost" if worker.worn_out else "killed"), detail
+    return ("lost" if worker.at_cap else "killed"), detail
 
 
 def _missed(request: _Request) -> str:

@@ -55,6 +55,12 @@ def verdict(shared, program: str, **overrides: Any) -> Verdict:
     return shared.run(admit(shared.pool, program, **(arguments | overrides)))
 
 
+def test_a_program_that_is_no_text_is_refused_before_it_is_parsed(shared):
+    refusal = verdict(shared, GOOD + "# \udc80")
+    assert (refusal.admitted, refusal.gate) == (False, "parse")
+    assert "surrogate" in refusal.reason
+
+
 def changed(old: str, new: str) -> str:
     assert old in GOOD
     return GOOD.replace(old, new)
@@ -132,12 +138,12 @@ REFUSED = {
         changed("random.Random(seed)", "random.Random(random._urandom(8))"),
         "",
     ),
-    "class state": (
+    "state in a library": (  # unlike its own globals and classes, shared by all instances
         "determinism",
         changed(
             "self.turn = 0, 0",
-            "self.turn = 0, 0\n        VaultEnv.n = getattr(VaultEnv, 'n', 0) + 1",
-        ).replace("Vault {", "Vault {VaultEnv.n} {"),
+            "self.turn = 0, 0\n        random.n = getattr(random, 'n', 0) + 1",
+        ).replace("Vault {", "Vault {random.n} {"),
         "",
     ),
     "reseeded global": (

@@ -4,11 +4,13 @@ import pytest
 
 from spade_jax.envs.api import (
     MAX_OBSERVATION_BYTES,
+    MAX_PROGRAM_BYTES,
     MAX_SOLUTION_ACTIONS,
     check_reset,
     check_solution,
     check_step,
     is_win,
+    program_problem,
 )
 from spade_jax.types import Fault, Outcome, Reply
 
@@ -51,6 +53,8 @@ def test_bad_observations_are_schema_faults(observation: Any, word: str):
         ["x", None, False, False],
         ["x", 1.0000001, False, False],
         ["x", -2, False, False],
+        ["x", 10**400, False, False],
+        ["x", -(10**5000), False, False],
         ["x", float("nan"), False, False],
         ["x", float("inf"), False, False],
         ["x", 0.0, 1, False],
@@ -60,11 +64,25 @@ def test_bad_observations_are_schema_faults(observation: Any, word: str):
         {"observation": "x"},
         None,
     ],
+    ids=lambda reply: ascii(type(reply)),
 )
 def test_bad_steps_are_schema_faults(reply: Any):
     fault = check_step(reply)
     assert isinstance(fault, Fault)
     assert fault.outcome is Outcome.SCHEMA
+
+
+def test_the_text_of_a_fault_shows_a_reward_that_can_be_shown():
+    assert check_step(["x", 2, False, False]) == Fault(
+        Outcome.SCHEMA, "step: the reward is 2; expected -1 to 1"
+    )
+
+
+def test_what_cannot_be_a_program():
+    assert program_problem("x" * MAX_PROGRAM_BYTES) == ""
+    assert "bytes" in program_problem("x" * (MAX_PROGRAM_BYTES + 1))
+    assert "bytes" in program_problem("é" * (MAX_PROGRAM_BYTES // 2 + 1))
+    assert "surrogate" in program_problem("x = '\udc80'")
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,18 @@
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from spade_jax.envs import link as link_module
 from spade_jax.envs.limits import Limits
-from spade_jax.envs.pool import Pool
+from spade_jax.envs.pool import Instance, Pool
 from spade_jax.envs.supervisor import judge
 from spade_jax.types import Fault, Outcome, Reply
 
@@ -30,9 +33,12 @@ class CounterEnv:
 @pytest.mark.parametrize(
     ("elapsed_s", "cpu_s", "state", "verdict"),
     [
-        (1.0, 1.0, "R", "timeout"),  # it had its time
-        (1.0, 0.5, "R", "timeout"),
-        (1.0, 0.49, "R", "wait"),  # the host kept it from running
+        (1.0, 1.01, "R", "timeout"),  # it had its time
+        (1.0, 0.99, "R", "wait"),  # the host kept it from running
+        (5.0, 0.5, "R", "wait"),
+        (9.0, 1.01, "R", "timeout"),
+        (1.0, 0.0, "?", "wait"),  # not known to be at fault
+        (10.0, 0.0, "?", "infrastructure"),
         (1.0, 0.0, "D", "wait"),
         (9.9, 0.1, "R", "wait"),
         (10.0, 0.1, "R", "infrastructure"),
@@ -44,6 +50,12 @@ class CounterEnv:
 )
 def test_missed_deadline(elapsed_s: float, cpu_s: float, state: str, verdict: str):
     assert judge(elapsed_s, cpu_s, state, 1.0) == verdict
+
+
+async def opened(pool: Pool, program: str, seed: int) -> Instance:
+    instance = await pool.open(program, seed)
+    assert not isinstance(instance, Fault), instance
+    return instance
 
 
 def by_module(pids: set[int], module: str) -> list[int]:
@@ -62,7 +74,7 @@ def test_pool_survives_the_loss_of_a_process(victim: str, descendants, all_gone)
 
     async def play() -> None:
         async with Pool(Limits()) as pool:
-            instances = [await pool.open(COUNTER, seed) for seed in range(3)]
+            instances = [await opened(pool, COUNTER, seed) for seed in range(3)]
             for instance in instances:
                 assert isinstance(instance.observation, str)
                 await instance.step("a")
@@ -78,18 +90,143 @@ def test_pool_survives_the_loss_of_a_process(victim: str, descendants, all_gone)
             for pid in targets:
                 os.kill(pid, signal.SIGKILL)
             assert all_gone(below)
+            link = pool._link
+            assert link is not None
             replies = await asyncio.gather(*(instance.step("b") for instance in instances))
-            if victim == "worker":  # while idle: the last one that it answered takes the blame
-                assert isinstance(replies[2], Fault)
-                assert replies[2].outcome is Outcome.WORKER_DIED
-                assert "SIGKILL" in replies[2].detail
-                del replies[2]
             for seed, reply in enumerate(replies):
                 assert reply == Reply(f"{seed} 2 b", 0.0, False, False)
-            assert pool.stats().rebuilt == len(replies)
+            stats = pool.stats()
+            assert (stats.rebuilt, stats.faults) == (3, {})
+            for replica in (0, 1):  # both zygotes are up again
+                assert not isinstance(await pool.open(COUNTER + "#", 1, replica), Fault)
+            assert isinstance(await instances[0].step("c"), Reply)
+            assert (pool._link is link and link.alive) == (victim != "supervisor")
 
     asyncio.run(play())
     assert descendants(os.getpid()) <= before
+
+
+def supervisor_of(below: set[int]) -> int:
+    (found,) = by_module(below, "supervisor")
+    return found
+
+
+def test_a_step_that_the_kernel_killed_is_tried_again(descendants):
+    before = descendants(os.getpid())
+    program = "import os, time\n" + COUNTER.replace("self.count += 1", "time.sleep(0.5)")
+
+    async def play() -> None:
+        async with Pool(Limits(step_s=20)) as pool:
+            instance = await opened(pool, program, 1)
+            step = asyncio.ensure_future(instance.step("x"))
+            await asyncio.sleep(0.1)
+            ours = descendants(os.getpid()) - before
+            zygotes = by_module(ours, "zygote")
+            (worker,) = [pid for pid in ours if parent(pid) in zygotes]
+            os.kill(worker, signal.SIGKILL)
+            assert await step == Reply("1 0 x", 0.0, False, False)
+            assert pool.stats().faults == {}
+
+    asyncio.run(play())
+
+
+def test_who_goes_down_between_requests_is_to_blame():
+    """A worker that no request waits for was the last one's that it answered."""
+    deed = "self.count += 1; signal.setitimer(signal.ITIMER_REAL, 0.05)"
+    program = "import signal\n" + COUNTER.replace("self.count += 1", deed)
+
+    async def play() -> None:
+        async with Pool(Limits()) as pool:
+            guilty, other = await opened(pool, program, 1), await opened(pool, program, 2)
+            assert isinstance(await guilty.step("x"), Reply)
+            while not pool.stats().faults:
+                await asyncio.sleep(0.01)
+            text = "the process ended with signal SIGALRM"
+            assert await guilty.step("y") == Fault(Outcome.WORKER_DIED, text)
+            assert isinstance(await other.step("x"), Reply)
+
+    asyncio.run(play())
+
+
+def test_processor_time_decides_about_replies_that_come_late(descendants):
+    """A stopped supervisor stands for a crowded host: it reads the replies when all is done."""
+    before = descendants(os.getpid())
+    burn = (
+        "end = time.process_time() + float(action)\n        while time.process_time() < end: pass"
+    )
+    program = "import time\n" + COUNTER.replace("self.count += 1", burn)
+
+    async def play() -> None:
+        async with Pool(Limits(step_s=0.4)) as pool:
+            instances = [await opened(pool, program, seed) for seed in range(4)]
+            supervisor = supervisor_of(descendants(os.getpid()) - before)
+
+            async def steps(*actions: str) -> list[Reply | Fault]:
+                playing = asyncio.gather(
+                    *(i.step(a) for i, a in zip(instances, actions, strict=False))
+                )
+                await asyncio.sleep(0.1)
+                os.kill(supervisor, signal.SIGSTOP)
+                await asyncio.sleep(1.2)
+                os.kill(supervisor, signal.SIGCONT)
+                return await playing
+
+            replies = await steps("0.25", "0.25", "0.25")  # together more than the limit
+            assert replies == [Reply(f"{i} 0 0.25", 0.0, False, False) for i in range(3)]
+            replies = await steps("0.25", "0.6", "0.25")
+            assert replies[0] == Reply("0 0 0.25", 0.0, False, False)
+            assert replies[1] == Fault(Outcome.TIMEOUT, "no reply within the limit of 0.4 s")
+            assert replies[2] == Reply("2 0 0.25", 0.0, False, False)
+
+    asyncio.run(play())
+
+
+def test_a_worker_that_cannot_be_written_to_is_ended():
+    deed = "socket.socket(fileno=3).shutdown(socket.SHUT_RD); time.sleep(60)"
+    program = "import socket, time\n" + COUNTER.replace("self.count += 1", deed)
+
+    async def play() -> None:
+        async with Pool(Limits(step_s=20)) as pool:
+            first, second = await opened(pool, program, 1), await opened(pool, program, 2)
+            step = asyncio.ensure_future(first.step("x"))
+            await asyncio.sleep(0.2)
+            closing = asyncio.ensure_future(second.step("y"))
+            assert await step == Fault(Outcome.WORKER_DIED, "it closed its channel")
+            closing.cancel()
+
+    start = time.monotonic()
+    asyncio.run(play())
+    assert time.monotonic() - start < 15  # far from the limit of the step
+
+
+def test_a_supervisor_that_no_longer_answers_is_replaced(descendants, monkeypatch):
+    monkeypatch.setattr(link_module, "_SILENCE_S", 2.0)
+    monkeypatch.setattr(link_module, "_TICK_S", 0.05)
+    monkeypatch.setattr(link_module, "_STOP_S", 0.1)
+    before = descendants(os.getpid())
+
+    async def play() -> None:
+        async with Pool(Limits(step_s=0.05)) as pool:
+            instance = await pool.open(COUNTER, 1)
+            assert not isinstance(instance, Fault)
+            os.kill(supervisor_of(descendants(os.getpid()) - before), signal.SIGSTOP)
+            assert await instance.step("x") == Reply("1 1 x", 0.0, False, False)
+
+    asyncio.run(play())
+    assert descendants(os.getpid()) <= before
+
+
+def test_supervisor_and_zygotes_may_open_few_files(descendants):
+    before = descendants(os.getpid())
+
+    async def play() -> None:
+        async with Pool(Limits()):
+            ours = descendants(os.getpid()) - before
+            assert len(ours) == 3
+            for pid in ours:
+                assert resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] <= 1024
+
+    asyncio.run(play())
 
 
 TRAINER = """

@@ -3,7 +3,7 @@ import struct
 
 import pytest
 
-from spade_jax.envs.wire import MAX_FRAME_BYTES, Decoder, WireError, encode
+from spade_jax.envs.wire import MAX_DEPTH, MAX_FRAME_BYTES, Decoder, WireError, encode
 
 
 def frame(body: bytes) -> bytes:
@@ -50,6 +50,27 @@ def test_what_is_not_finite_json_is_not_encoded(value: object):
 def test_what_is_not_strict_json_is_refused(body: bytes):
     with pytest.raises(WireError):
         list(Decoder().feed(frame(body)))
+
+
+def test_nesting_is_bounded_on_both_sides():
+    value: list[object] = []
+    for _ in range(MAX_DEPTH - 1):
+        value = [value]
+    assert list(Decoder().feed(encode(value))) == [value]
+    for depth in (MAX_DEPTH + 1, *range(900, 1001)):
+        with pytest.raises(WireError):  # for some depths the parser gives up first
+            list(Decoder().feed(frame(b"[" * depth + b"]" * depth)))
+        with pytest.raises(WireError):
+            list(Decoder().feed(frame(b'{"a":' * depth + b"1" + b"}" * depth)))
+        deep: object = ""
+        for _ in range(depth):
+            deep = (deep,)
+        with pytest.raises(WireError, match="nested"):
+            encode(deep)
+    loop: list[object] = []
+    loop.append(loop)
+    with pytest.raises(WireError, match="nested"):
+        encode(loop)
 
 
 def test_length_is_checked_before_the_body_arrives():
