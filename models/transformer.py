@@ -61,7 +61,10 @@ class Transformer(nnx.Module):
 
     def __init__(self, config: TransformerConfig, rngs: nnx.Rngs) -> None:
         shape = (config.vocab_size, config.embed)
-        self.embedding = normal(rngs, shape, ("vocab", "embed"), 0.02)
+        # As large as what the blocks add: a token that is drowned in the residual stream cannot be
+        # copied. A tied table is also the head, and must stay small for its logits.
+        std = 0.02 if config.tied_head else 1.0
+        self.embedding = normal(rngs, shape, ("vocab", "embed"), std)
         self.blocks = nnx.List([Block(config, rngs) for _ in range(config.num_layers)])
         self.final_norm = RMSNorm(config.embed, config.norm_eps)
         self.head = (

@@ -375,7 +375,7 @@ class WarmstartConfig:
     """Supervised start of a small policy on the environment library (`spade-jax warmstart`)."""
 
     out: str = "assets/tiny"  # folder for the tokenizer and weights
-    steps: int = 1100  # optimiser steps
+    steps: int = 800  # optimiser steps
     rows: int = 8  # packed rows of one step
     row_tokens: int = 1024  # tokens of a packed row; no example may be longer
     lr: float = 3e-3  # peak learning rate
