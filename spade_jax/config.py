@@ -383,6 +383,9 @@ class WarmstartConfig:
     design_share: float = 0.75
     plays: int = 6000  # expert plays made before training
     words: int = 2900  # rare words of the corpus that become one piece of the tokenizer each
+    # weight of such a word in the loss: few tokens, and the hardest, for they are read and not known
+    word_weight: float = 8.0
+    init_from: str = ""  # folder with tokenizer and weights to go on from; empty: random weights
     log_steps: int = 20  # steps between two log lines
 
     def __post_init__(self) -> None:
@@ -398,6 +401,9 @@ class WarmstartConfig:
         )
         _require(self.plays >= 1, "warmstart.plays", self.plays, "at least 1")
         _require(self.words >= 0, "warmstart.words", self.words, "0 or more")
+        _require(
+            self.word_weight > 0, "warmstart.word_weight", self.word_weight, "a positive number"
+        )
         _require(self.log_steps >= 1, "warmstart.log_steps", self.log_steps, "at least 1")
 
 

@@ -23,7 +23,7 @@ from models.tokenizer import FILE_NAME as TOKENIZER_FILE
 from models.tokenizer import Tokenizer
 from models.tokenizer import train as train_tokenizer
 from models.transformer import init_params
-from models.weights import save_weights
+from models.weights import load_weights, save_weights
 from spade_jax.config import BatchConfig, Config
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
@@ -35,6 +35,7 @@ from spade_jax.roles.corpus import Corpus, excerpt
 from spade_jax.roles.designer import MAX_TERMS
 from spade_jax.roles.examples import Example, Grounded, ground, play_examples, text_examples
 from spade_jax.rollout.chat import Chat
+from spade_jax.telemetry.sinks import write_atomic
 from spade_jax.types import Group, Role, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,11 @@ def warmstart(config: Config) -> Path:
     corpus = Corpus.load(config.corpus, config.run.seed)
     # Under another name until there are weights to go with it: `out` may hold an older pair.
     unpaired = out / f"{TOKENIZER_FILE}.new"
-    tokenizer = _fit_tokenizer(config, corpus, unpaired)
+    if start := config.warmstart.init_from:
+        tokenizer = Tokenizer.load(Path(start) / TOKENIZER_FILE)
+        write_atomic(unpaired, tokenizer.serialised)
+    else:
+        tokenizer = _fit_tokenizer(config, corpus, unpaired)
     chat = Chat(tokenizer)
     started = time.perf_counter()
     plays = asyncio.run(_plays(config, corpus, chat))
@@ -75,7 +80,14 @@ def warmstart(config: Config) -> Path:
         warmup_steps=min(WARMUP_STEPS, config.warmstart.steps // 10),
     )
     learner = Learner(config.model, optimiser, mesh, total_steps=config.warmstart.steps)
-    state = learner.init(init_params(config.model, jax.random.key(config.run.seed), mesh))
+    state = learner.init(
+        load_weights(start, config.model, mesh)
+        if start
+        else init_params(config.model, jax.random.key(config.run.seed), mesh)
+    )
+    word_ids = [
+        ids[0] for word in _words(config, corpus) if len(ids := tokenizer.encode(word)) == 1
+    ]
     batches = _batches(config, corpus, chat, plays)
     for step in range(config.warmstart.steps):
         started = time.perf_counter()
@@ -87,6 +99,9 @@ def warmstart(config: Config) -> Path:
             policy_version=0,
             row_multiple=learner.row_multiple,
         )
+        is_word = batch.loss_mask & np.isin(batch.tokens, word_ids)
+        emphasis = np.where(is_word, np.float32(config.warmstart.word_weight), np.float32(1))
+        batch = batch._replace(weights=batch.weights * emphasis)
         state, metrics = learner.step(state, batch, objective="nll")
         if step % config.warmstart.log_steps == 0 or step == config.warmstart.steps - 1:
             logger.info("%s", _line(config, step, examples, metrics, time.perf_counter() - started))
