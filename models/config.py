@@ -23,7 +23,8 @@ class TransformerConfig:
     rope_theta: float = 10_000.0  # base of the rotary angles
     norm_eps: float = 1e-6  # epsilon of RMSNorm
     qk_norm: bool = False  # normalise queries and keys per head
-    tied_head: bool = False  # the output head is the embedding table
+    tied_head: bool = True  # the output head is the embedding table
+    scale_embedding: bool = True  # token embeddings enter multiplied by the root of `embed`
 
     def __post_init__(self) -> None:
         for name in (

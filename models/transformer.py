@@ -61,9 +61,9 @@ class Transformer(nnx.Module):
 
     def __init__(self, config: TransformerConfig, rngs: nnx.Rngs) -> None:
         shape = (config.vocab_size, config.embed)
-        # As large as what the blocks add: a token that is drowned in the residual stream cannot be
-        # copied. A tied table is also the head, and must stay small for its logits.
-        std = 0.02 if config.tied_head else 1.0
+        # Scaled, a token starts as large as what the blocks add to it, and the same small table is
+        # a head with logits of one: copying a token is then one map for the whole vocabulary.
+        std = fan_in(config.embed) if config.scale_embedding else 0.02
         self.embedding = normal(rngs, shape, ("vocab", "embed"), std)
         self.blocks = nnx.List([Block(config, rngs) for _ in range(config.num_layers)])
         self.final_norm = RMSNorm(config.embed, config.norm_eps)
@@ -140,6 +140,8 @@ def forward(
     live = segment_ids > 0 if cache is None else positions >= 0
     cos, sin = rotary_angles(positions, config.head_dim, config.rope_theta)
     x = keep_rows(mesh, gather_columns(mesh, model.embedding[...])[tokens])
+    if config.scale_embedding:
+        x = x * config.embed**0.5
     keys, values, loads = [], [], []
     for layer, block in enumerate(model.blocks):
         with jax.named_scope(f"attention_{layer}"):

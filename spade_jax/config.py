@@ -375,15 +375,15 @@ class WarmstartConfig:
     """Supervised start of a small policy on the environment library (`spade-jax warmstart`)."""
 
     out: str = "assets/tiny"  # folder for the tokenizer and weights
-    steps: int = 800  # optimiser steps
-    rows: int = 8  # packed rows of one step
+    steps: int = 1450  # optimiser steps
+    rows: int = 4  # packed rows of one step
     row_tokens: int = 1024  # tokens of a packed row; no example may be longer
-    lr: float = 3e-3  # peak learning rate
+    lr: float = 2.5e-3  # peak learning rate
     # share of tokens spent on designs and hints; the rest are expert plays
     design_share: float = 0.75
     plays: int = 6000  # expert plays made before training
     words: int = 2900  # rare words of the corpus that become one piece of the tokenizer each
-    # weight of such a word in the loss: few tokens, and the hardest, for they are read and not known
+    # weight of such a word in the loss: they are few, and read from the document, not known
     word_weight: float = 8.0
     init_from: str = ""  # folder with tokenizer and weights to go on from; empty: random weights
     log_steps: int = 20  # steps between two log lines
@@ -401,9 +401,7 @@ class WarmstartConfig:
         )
         _require(self.plays >= 1, "warmstart.plays", self.plays, "at least 1")
         _require(self.words >= 0, "warmstart.words", self.words, "0 or more")
-        _require(
-            self.word_weight > 0, "warmstart.word_weight", self.word_weight, "a positive number"
-        )
+        _require(self.word_weight > 0, "warmstart.word_weight", self.word_weight, "above 0")
         _require(self.log_steps >= 1, "warmstart.log_steps", self.log_steps, "at least 1")
 
 

@@ -24,6 +24,7 @@ TINY = TransformerConfig(
     num_experts=4,
     experts_per_token=2,
     qk_norm=True,
+    scale_embedding=True,
 )
 OTHER = TransformerConfig(
     vocab_size=23,
@@ -37,6 +38,7 @@ OTHER = TransformerConfig(
     experts_per_token=1,
     qk_norm=False,
     tied_head=False,
+    scale_embedding=False,
     rope_theta=500.0,
     norm_eps=1e-2,
 )
@@ -76,7 +78,7 @@ def reference(config: TransformerConfig, params, tokens, positions, segment_ids)
         return node[...]
 
     group = config.num_heads // config.num_kv_heads
-    x = read("embedding")[tokens]
+    x = read("embedding")[tokens] * (config.embed**0.5 if config.scale_embedding else 1.0)
     for layer in range(config.num_layers):
         part = partial(read, "blocks", layer)
         normed = [norm(v, part("attention_norm", "scale"), config.norm_eps) for v in x]
