@@ -1,4 +1,4 @@
-"""The account of a run compares cycles by hand-computed means and shows a dash for what is missing."""
+"""The account of a run compares cycles by hand-computed means; what is missing shows as a dash."""
 
 import json
 
