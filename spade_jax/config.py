@@ -375,16 +375,16 @@ class WarmstartConfig:
     """Supervised start of a small policy on the environment library (`spade-jax warmstart`)."""
 
     out: str = "assets/tiny"  # folder for the tokenizer and weights
-    steps: int = 1450  # optimiser steps
-    rows: int = 4  # packed rows of one step
+    steps: int = 1100  # optimiser steps
+    rows: int = 8  # packed rows of one step
     row_tokens: int = 1024  # tokens of a packed row; no example may be longer
-    lr: float = 2.5e-3  # peak learning rate
+    lr: float = 3e-3  # peak learning rate
     # share of tokens spent on designs and hints; the rest are expert plays
     design_share: float = 0.75
     plays: int = 6000  # expert plays made before training
     words: int = 2900  # rare words of the corpus that become one piece of the tokenizer each
-    # weight of such a word in the loss: they are few, and read from the document, not known
-    word_weight: float = 8.0
+    # weight of such a word in the loss; more than 1 stresses what is read from the document
+    word_weight: float = 1.0
     init_from: str = ""  # folder with tokenizer and weights to go on from; empty: random weights
     log_steps: int = 20  # steps between two log lines
 
