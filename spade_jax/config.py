@@ -112,7 +112,7 @@ class DesignerConfig:
     skills_per_cycle: int = 3  # skills active in one cycle
     difficulty: Difficulty = "easy"  # the word that conditions the design
     document_words: int = 40  # words of the document shown to the designer
-    temperature: float = 0.8  # sampling temperature
+    temperature: float = 0.6  # sampling temperature
     max_tokens: int = 640  # longest completion
     delay_steps: int = 3  # steps a designer group waits for more plays before it is trained on
 
