@@ -11,6 +11,9 @@ import time
 import warnings
 from pathlib import Path
 
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from helpers import untimed
