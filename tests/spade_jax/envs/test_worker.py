@@ -107,7 +107,11 @@ AT_STEP = {
         FIND_NUMBER + FORGE.format(number="number").replace("'ok'", "'infrastructure'") + QUIET,
         {Outcome.PROTOCOL},
     ),
-    "eat_requests": ("os.set_blocking(3, False)\nos.read(3, 1 << 16)", {Outcome.ENV_ERROR}),
+    # its own loop then fails on the channel: the reply and the death come together
+    "eat_requests": (
+        "os.set_blocking(3, False)\nos.read(3, 1 << 16)",
+        {Outcome.ENV_ERROR, Outcome.WORKER_DIED},
+    ),
 }
 
 
@@ -198,7 +202,8 @@ def test_nothing_of_ours_but_the_worker_side_is_loaded(shared):
     seen = ask(shared, "sorted(sys.modules)")
     for name in ("jax", "jaxtyping", "spade_jax.types", "spade_jax.errors", "asyncio", "pytest"):
         assert f"'{name}'" not in seen
-    assert str(Path(__file__).parents[3]) not in ask(shared, "sys.path")
+    # the root itself; an environment's own packages may lie below it
+    assert f"'{Path(__file__).parents[3]}'" not in ask(shared, "sys.path")
 
 
 def test_a_worker_keeps_its_channel_and_dead_ends_only(shared):
