@@ -65,6 +65,7 @@ STDLIB_ONLY = (
     "spade_jax.envs.zygote",
     "spade_jax.envs.wire",
     "spade_jax.envs.limits",
+    "spade_jax.envs.supervisor",
 )
 
 

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from helpers import tree_allclose
 from models.config import TransformerConfig
 from models.tokenizer import Tokenizer
 from models.weights import load_weights
@@ -60,3 +61,18 @@ def test_an_unwritable_folder_is_named(tmp_path):
     )
     with pytest.raises(ConfigError, match=r"warmstart\.out"):
         warmstart(broken)
+
+
+def test_the_weight_on_words_changes_what_is_learnt(tmp_path):
+    plain = load_weights(warmstart(config(tmp_path, "plain", steps=1)), MODEL)
+    stressed = load_weights(warmstart(config(tmp_path, "s", steps=1, word_weight=8.0)), MODEL)
+    assert not tree_allclose(plain, stressed, rtol=0, atol=0)
+
+
+def test_it_goes_on_from_weights(tmp_path):
+    first = warmstart(config(tmp_path, "first", steps=1))
+    second = warmstart(config(tmp_path, "second", steps=1, init_from=str(first), lr=1e-6))
+    assert (first / TOKENIZER_FILE).read_bytes() == (second / TOKENIZER_FILE).read_bytes()
+    # a step of 1e-6 moves nothing further than bfloat16 shows; new weights would be far away
+    start, end = load_weights(first, MODEL), load_weights(second, MODEL)
+    assert tree_allclose(start, end, rtol=0.02, atol=1e-3)
