@@ -63,6 +63,10 @@ NUMPY_ONLY = {"spade_jax.types": {"numpy", "jaxtyping"}, "spade_jax.errors": set
 STDLIB_ONLY = (
     "spade_jax.envs.worker",
     "spade_jax.envs.zygote",
+    "spade_jax.envs.tool_calls",
+    "spade_jax.envs.tool_schema",
+    "spade_jax.envs.tool_task",
+    "spade_jax.envs.tool_use_base_env",
     "spade_jax.envs.wire",
     "spade_jax.envs.limits",
     "spade_jax.envs.supervisor",

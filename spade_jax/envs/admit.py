@@ -4,6 +4,7 @@ Gates, in order; the first that refuses names the verdict:
     parse        Python of a bearable size, whose class ending in Env has reset, step, solution
     imports      only the allowed modules are imported
     load         the module body runs
+    criteria     of a tool task: every message is open, and can be evaluated, at reset
     contract     reset and up to 25 unhelpful actions keep the contract, on several seeds
     determinism  same seed and actions: same replies and solution in a worker of another zygote
     variety      the seeds are not all one instance
@@ -24,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spade_jax.envs import api
+from spade_jax.envs import api, tool_gate
 from spade_jax.envs.limits import ALLOWED_IMPORTS
 from spade_jax.envs.pool import Instance, Pool
 from spade_jax.types import Fault, Measures, Outcome, Reply, Verdict
@@ -103,8 +104,12 @@ async def admit(
         rng_seed,
     )
     try:
-        _check_imports(_parse(program))
+        tree = _parse(program)
+        _check_imports(tree)
         _demand("load", await pool.load(program))
+        if tool_gate.is_tool_program(tree):
+            fault = await tool_gate.check_criteria(pool, program, plan.solution_seeds)
+            _demand(tool_gate.GATE, fault)
         probes = await _contract(plan)
         solutions = await _determinism(plan, probes)
         await _constant(plan, solutions)
@@ -142,7 +147,9 @@ def _methods(name: str, classes: dict[str, ast.ClassDef]) -> set[str]:
             continue
         seen.add(current)
         found |= {node.name for node in classes[current].body if isinstance(node, ast.FunctionDef)}
-        waiting += [base.id for base in classes[current].bases if isinstance(base, ast.Name)]
+        bases = tool_gate.base_names(classes[current])
+        found = found.union(*(tool_gate.PROVIDES.get(base, ()) for base in bases))
+        waiting += bases
     return found
 
 

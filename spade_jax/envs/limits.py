@@ -24,7 +24,7 @@ ALLOWED_IMPORTS = (
     "__future__", "abc", "array", "bisect", "cmath", "collections", "contextlib", "copy",
     "dataclasses", "datetime", "decimal", "difflib", "enum", "fractions", "functools", "hashlib",
     "heapq", "itertools", "json", "math", "numbers", "numpy", "operator", "random", "re",
-    "statistics", "string", "textwrap", "types", "typing", "unicodedata",
+    "statistics", "string", "textwrap", "tool_task", "types", "typing", "unicodedata",
 )  # fmt: skip
 
 _ENVIRONMENT = {

@@ -14,10 +14,12 @@ import time
 import types
 from typing import Any
 
-from spade_jax.envs import wire
+from spade_jax.envs import tool_task, tool_use_base_env, wire
 
 HELLO = 0  # number of the frame that a worker sends unasked, once it is confined
 MODULE = "environment"  # the name a program is loaded under
+# What a program may import of ours, by the names it knows.
+PROGRAM_MODULES = {"tool_task": tool_task, "tool_use_base_env": tool_use_base_env}
 _MAX_TEXT = 1 << 18  # longer observations are refused before they are encoded
 _MAX_DETAIL = 200
 _ADDRESS = re.compile("0x[0-9a-f]+")  # differs between processes, as the text of an error may not
@@ -94,6 +96,7 @@ def serve(channel: int) -> None:
     Each reply is written before the next request is begun: the first request without a reply is the
     guilty one.
     """
+    sys.modules.update(PROGRAM_MODULES)
     host = Host()
     connection = socket.socket(fileno=channel)
     decoder = wire.Decoder()

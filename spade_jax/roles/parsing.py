@@ -9,18 +9,11 @@ weakness 24).
 import json
 import re
 
-_THINK_BLOCK = re.compile(r"<think>.*?(</think>|\Z)", re.DOTALL)
+from spade_jax.envs.tool_calls import outside_thinking
+
 _FENCE = re.compile(r"^```python[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 _ANY_FENCE = re.compile(r"^```\w*[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
 _BOX = "\\boxed{"
-
-
-def outside_thinking(completion: str) -> str:
-    """Text after and between thinking blocks. An unclosed block runs to the end; a lone closing tag
-    ends one at its place.
-    """
-    text = _THINK_BLOCK.sub("", completion)
-    return text.rsplit("</think>", 1)[-1]
 
 
 def program(completion: str) -> str | None:
