@@ -21,7 +21,7 @@ TOOL = {
 
 
 class HostileEnv(ToolTask):
-    TOOLS = [TOOL]
+    TOOLS = [TOOL]  # noqa: RUF012
 
     def prepare(self, rng):
         self.kept = []

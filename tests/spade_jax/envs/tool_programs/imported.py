@@ -1,4 +1,4 @@
-"""In the manner of SPADE's tool programs: their base class, global generator, lambdas over a state."""
+"""In the manner of SPADE's tool programs: their base class, global generator, lambdas."""
 
 import json
 import random

@@ -12,7 +12,7 @@ def tool(name, description, required=(), **properties):
 
 class RefundEnv(ToolTask):
     MAX_TURNS = 12
-    TOOLS = [
+    TOOLS = [  # noqa: RUF012
         tool(
             "find_orders",
             "Orders of a customer, a page at a time.",

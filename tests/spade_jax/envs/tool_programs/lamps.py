@@ -37,15 +37,19 @@ class LampsEnv(tool_task.ToolTask):
             },
             {"name": "panic", "description": "All lamps full on."},
         ]
-        self.ask(f"Is there light in the {self.first}?", until=lambda: self.called("read", room=self.first))
+        self.ask(
+            f"Is there light in the {self.first}?",
+            until=lambda: self.called("read", room=self.first),
+        )
         self.ask(
             f"Set the {self.second} to {self.goal}.",
             until=lambda: self.level[self.second] == self.goal,
         )
         self.ask(
             f"Now the {self.other}, to half of that, rounded down.",
-            until=lambda: self.level[self.other] == self.goal // 2 + 0
-            and self.called("dim", room=self.other),
+            until=lambda: (
+                self.level[self.other] == self.goal // 2 and self.called("dim", room=self.other)
+            ),
         )
 
     def tool_read(self, room):
