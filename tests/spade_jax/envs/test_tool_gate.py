@@ -8,6 +8,8 @@ import pytest
 
 from spade_jax.envs import tool_gate
 from spade_jax.envs.admit import admit
+from spade_jax.envs.limits import Limits
+from spade_jax.envs.pool import Pool
 from spade_jax.envs.tool_task import ToolTask
 from spade_jax.envs.tool_use_base_env import ToolUseBaseEnv
 from spade_jax.types import Fault, Outcome, Verdict
@@ -106,6 +108,18 @@ def test_the_gate_itself(shared):
     assert fault.outcome is Outcome.ENV_ERROR
     assert shared.run(check(shared.pool, REFUSED["no tool"][0], range(3))) is None
     assert shared.run(check(shared.pool, met, ())) is None
+
+
+class Failing(Pool):
+    """A pool that cannot serve."""
+
+    async def open(self, program: str, seed: int, replica: int = 0) -> Fault:
+        return Fault(Outcome.INFRASTRUCTURE, f"seed {seed}")
+
+
+def test_a_failure_of_our_own_does_not_pass_the_gate(shared):
+    fault = shared.run(tool_gate.check_criteria(Failing(Limits()), LAMPS, range(3)))
+    assert fault == Fault(Outcome.INFRASTRUCTURE, "seed 0")
 
 
 def test_what_the_bases_provide_is_what_they_have():

@@ -124,7 +124,7 @@ def test_a_program_that_lacks_a_reset_or_has_a_hanging_tool_is_at_fault(shared):
     fault = shared.run(shared.pool.open(bare, 1))
     assert isinstance(fault, Fault)
     assert "NotImplementedError: AEnv has no reset" in fault.detail
-    hanging = PANTRY.replace('self._state["list"] = []', "while True: pass")
+    hanging = PANTRY.replace('self._state["list"] = []', "import time; time.sleep(60)")
     _, (fault,) = play(shared, hanging, call("clear"))
     assert isinstance(fault, Fault)
     assert fault.outcome is Outcome.TIMEOUT

@@ -1,5 +1,7 @@
 """Tools that do what no tool should, one kind each; see the tests for what each must come to."""
 
+import time
+
 from tool_task import ToolError, ToolTask
 
 KINDS = [
@@ -35,8 +37,7 @@ class HostileEnv(ToolTask):
         return getattr(self, f"do_{kind}")(items)
 
     def do_hang(self, items):
-        while True:
-            pass
+        time.sleep(60)
 
     def do_raise(self, items):
         raise KeyError("lost")
