@@ -112,8 +112,8 @@ class ToolUseBaseEnv:
 
     def _incorrect_answer_feedback(self) -> str:
         """Names the message that is pending, where a program keeps messages."""
-        messages = getattr(self, "_user_messages", ())
-        current = getattr(self, "_current_msg", None)
+        messages: Any = getattr(self, "_user_messages", None) or ()
+        current: Any = getattr(self, "_current_msg", None)
         if current not in range(len(messages)):
             return "Not right. Go on with the tools."
         place = f"{current + 1} of {len(messages)}"
