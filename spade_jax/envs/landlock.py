@@ -103,10 +103,9 @@ def _allow_reading(rules: int, path: str) -> None:
         os.close(place)
 
 
-def _call(number: int, *arguments: object) -> int:
+def _call(number: int, *arguments: int | bytes | None) -> int:
     full = (
-        argument if argument is None or isinstance(argument, bytes) else ctypes.c_long(argument)
-        for argument in arguments
+        ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments
     )
     result = _libc.syscall(ctypes.c_long(number), *full)
     if result < 0:
