@@ -30,7 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from spade_jax.envs import limits, wire
+from spade_jax.envs import limits, tier, wire
 
 IDLE = -1  # request number of the notice that an idle worker went down
 READY = 0  # worker number of the notice that the supervisor is up, or why it cannot be
@@ -44,6 +44,7 @@ _CHUNK = 1 << 18
 _SPAWN_S = 60.0  # a fork that takes longer means that the zygote is stuck
 MAX_STRETCH = 10  # times its limit that a request may wait for a processor
 _MAX_DETAIL = 300
+_BREACH_S = 0.01  # between two looks at a worker that broke the protocol
 
 
 def judge(elapsed_s: float, cpu_s: float, state: str, limit_s: float) -> str:
@@ -80,6 +81,7 @@ class _Worker:
     queue: deque[_Request] = field(default_factory=deque)
     decoder: wire.Decoder = field(default_factory=wire.Decoder)
     outbox: bytearray = field(default_factory=bytearray)
+    breach: str = ""  # what was wrong with its bytes; they are no longer read
     started: float = 0.0  # when the oldest request became the oldest
     cpu_started: float = 0.0  # processor time of the worker then
     blocked: bool = False  # the channel is full
@@ -90,15 +92,16 @@ class _Zygote:
     replica: int
     process: subprocess.Popen[bytes]
     control: socket.socket
-    ready: bool = False
+    sandbox: tier.Sandbox | None = None  # what its probe found; None until it is ready
 
 
 class Supervisor:
     """All state of the supervisor process; `run` returns when the trainer is gone."""
 
-    def __init__(self, trainer: socket.socket, memory_bytes: int) -> None:
+    def __init__(self, trainer: socket.socket, memory_bytes: int, weaken: str) -> None:
         self._trainer = trainer
         self._memory_bytes = memory_bytes
+        self._weaken = weaken
         self._decoder = wire.Decoder()
         self._outbox = bytearray()
         self._blocked = False  # the trainer is not reading
@@ -114,9 +117,7 @@ class Supervisor:
         """Serve until the trainer closes its end."""
         while self._running:
             for descriptor, _ in self._poll.poll(self._patience()):
-                if handler := self._handlers.get(
-                    descriptor
-                ):  # an earlier event may have removed it
+                if handler := self._handlers.get(descriptor):  # an earlier event may remove it
                     handler()
             self._expire()
             for worker in list(self._workers.values()):
@@ -160,7 +161,7 @@ class Supervisor:
             self._reply(number, worker_number, "lost", "the worker is gone")
             return
         worker.queue.append(_Request(number, limit_s, body))
-        if worker.confined and not worker.dying:
+        if worker.confined and not worker.dying and not worker.breach:
             worker.outbox += wire.encode([number, *body])
             if len(worker.queue) == 1:
                 self._begin(worker, limits.cpu_s(worker.pid))
@@ -233,7 +234,10 @@ class Supervisor:
                 raise wire.WireError("bytes after the reply")
         except wire.WireError as error:
             fault = ("protocol", str(error))
-            if answered and not worker.queue:  # what follows a reply voids it
+            if worker.queue:
+                fault, worker.breach = None, str(error)
+                self._unwatch(worker.channel)
+            elif answered:  # what follows a reply voids it
                 worker.queue.append(answered.pop()[0])
         for request, status, value in answered:
             self._reply(request.number, worker.number, status, value)
@@ -244,6 +248,9 @@ class Supervisor:
             self._fail(worker, *fault)
         elif answered and worker.queue:
             self._begin(worker, worker.cpu_started)
+        if worker.breach:
+            worker.outbox.clear()
+            worker.deadline = time.monotonic()
 
     def _ask_how_it_ended(self, worker: _Worker) -> None:
         worker.ended_alone = limits.exiting(worker.pid)
@@ -290,6 +297,9 @@ class Supervisor:
                 worker.zygote.process.kill()  # stuck; its end is handled when its control closes
                 worker.deadline = now + _SPAWN_S
                 continue
+            if worker.breach:
+                self._judge_breach(worker, now)
+                continue
             request = worker.queue[0]
             state = limits.state(worker.pid)
             self._read_worker(worker)  # it may have answered while this process could not run
@@ -302,13 +312,23 @@ class Supervisor:
             else:
                 self._fail(worker, verdict, _missed(request))
 
+    def _judge_breach(self, worker: _Worker, now: float) -> None:
+        """End a worker whose bytes were no frame once it rests; one that never does hangs."""
+        limit_s, cpu_s = worker.queue[0].limit_s, limits.cpu_s(worker.pid) - worker.cpu_started
+        if limits.state(worker.pid) not in "RD":
+            self._fail(worker, "protocol", worker.breach)
+        elif judge(now - worker.started, cpu_s, "R", limit_s) == "wait":
+            worker.deadline = now + _BREACH_S
+        else:
+            self._fail(worker, "timeout", _missed(worker.queue[0]))
+
     # -- zygotes
 
     def _start_zygote(self, replica: int) -> _Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
-            arguments = (theirs.fileno(), os.getpid(), self._memory_bytes)
+            arguments = (theirs.fileno(), os.getpid(), self._memory_bytes, self._weaken)
             process = subprocess.Popen(
                 limits.command("spade_jax.envs.zygote", *arguments),
                 pass_fds=[theirs.fileno()],
@@ -331,7 +351,7 @@ class Supervisor:
 
     def _read_zygote(self, zygote: _Zygote) -> None:
         try:
-            data = zygote.control.recv(4096)
+            data = zygote.control.recv(_CHUNK)
         except BlockingIOError:
             return
         except ConnectionError:
@@ -341,10 +361,13 @@ class Supervisor:
             return
         operation, *arguments = json.loads(data)
         if operation == "ready":
-            zygote.ready = True
-            if not self._told_ready and all(other.ready for other in self._zygotes):
+            zygote.sandbox = tier.loads(*arguments)
+            found = [other.sandbox for other in self._zygotes if other.sandbox is not None]
+            if not self._told_ready and len(found) == REPLICAS:
                 self._told_ready = True  # once: the trainer waits for it only at the start
-                self._reply(IDLE, READY, "ok", None)
+                self._reply(IDLE, READY, "ok", tier.worst(found).dumps())
+        elif operation == "unfit":
+            self._reply(IDLE, READY, "infrastructure", *arguments)
         elif operation == "forked":
             self._forked(zygote, *arguments)
         elif operation == "failed":
@@ -387,7 +410,7 @@ class Supervisor:
         zygote.control.close()
         zygote.process.kill()
         zygote.process.wait()
-        if not zygote.ready:
+        if zygote.sandbox is None:
             raise RuntimeError(
                 f"a zygote ended with code {zygote.process.returncode} while starting"
             )
@@ -458,7 +481,7 @@ def _wanted(blocked: bool) -> int:
 
 def main() -> None:
     """Serve the trainer at the other end of the descriptor given, until it is gone."""
-    descriptor, parent, memory_bytes = map(int, sys.argv[1:])
+    descriptor, parent, memory_bytes = map(int, sys.argv[1:4])
     limits.die_with_parent(parent)
     limits.adopt_orphans()
     limits.few_files()
@@ -467,7 +490,7 @@ def main() -> None:
         trainer.sendall(wire.encode([IDLE, READY, "infrastructure", problem]))
         return
     trainer.setblocking(False)
-    supervisor = Supervisor(trainer, memory_bytes)
+    supervisor = Supervisor(trainer, memory_bytes, weaken=sys.argv[4])
     try:
         supervisor.run()
     finally:
