@@ -255,8 +255,11 @@ def _observations(
     trial: Trial, probes: Mapping[int, list[Play]], solved: Mapping[int, Solved]
 ) -> None:
     """The gates `outcomes`, `feedback` and `leak`, on plays that are known by now."""
-    if all(play.won for plays in probes.values() for play in plays):
-        raise Refused(Gate.OUTCOMES, "whatever is done wins; expected plays that do not")
+    firsts = [plays[0] for plays in probes.values()]
+    if all(play.won and len(play.replies) <= trial.max_turns for play in firsts):
+        raise Refused(
+            Gate.OUTCOMES, "senseless actions win on every seed; let plays be lost as well"
+        )
     trial.passed(Gate.OUTCOMES)
     if not any(_acted_on(solved[seed], plays[0]) for seed, plays in probes.items()):
         raise Refused(

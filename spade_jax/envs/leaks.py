@@ -4,6 +4,7 @@ Texts and answers are compared as words, without case and punctuation. What a pl
 is not judged here, and an answer in disguise (reversed, spelt, as a sum) is not found.
 """
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 LONG = 3  # words from which an answer is not in a text by chance
 _FIXED_FRAC = 0.5  # share of the instances that a short answer may stand at one place in
 _BEFORE = 2  # words that make a place
+_MAX_PLACES = 100  # of an answer in one observation, which may be all made of it
 _WORD = re.compile(r"\w+")
 
 
@@ -73,16 +75,16 @@ def told_frac(
         if name != seed
     )
     by_chance = others / max(1, len(lines) - 1)
-    frac, how = max(0.0, own - by_chance) / len(answers), "word for word"
+    frac, how = max(0.0, own - by_chance) / len(solutions), "word for word"
     places = Counter(
         place
         for seed, answer in answers.items()
         if len(answer) < LONG
-        for place in set(_places(lines[seed].split(), answer))
+        for place in dict.fromkeys(_places(lines[seed].split(), answer))
     )
     for place, count in places.most_common(1):
-        if count >= max(2, _FIXED_FRAC * len(answers)) and count / len(answers) > frac:
-            frac, how = count / len(answers), place
+        if count >= max(2, _FIXED_FRAC * len(solutions)) and count / len(solutions) > frac:
+            frac, how = count / len(solutions), place
     return frac, how
 
 
@@ -104,12 +106,12 @@ def _answers(solutions: Mapping[int, Sequence[str]]) -> dict[int, list[str]]:
 def _places(text: Sequence[str], answer: Sequence[str]) -> Iterator[str]:
     """Every description of a place at which the answer stands in the text."""
     size = len(answer)
-    for start in range(len(text) - size + 1):
-        if text[start : start + size] == list(answer):
-            yield f"as word {start + 1}"
-            yield f"as word {len(text) - start - size + 1} from the end"
-            if start >= _BEFORE:
-                yield f"after {' '.join(text[start - _BEFORE : start])!r}"
+    starts = (s for s in range(len(text) - size + 1) if text[s : s + size] == list(answer))
+    for start in itertools.islice(starts, _MAX_PLACES):
+        yield f"as word {start + 1}"
+        yield f"as word {len(text) - start - size + 1} from the end"
+        if start >= _BEFORE:
+            yield f"after {' '.join(text[start - _BEFORE : start])!r}"
 
 
 def _line(parts: Sequence[str]) -> str:
