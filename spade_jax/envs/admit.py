@@ -19,13 +19,14 @@ Gates, in order; the first that refuses names the verdict:
     random       drawing actions from the words on show wins on few of the probe seeds
 A gate that cannot run refuses. A refusal by `infrastructure` is not the program's doing: nobody
 earns or pays for it. Environments that were not generated here have no solution to ask for and
-pass the gates of `PUBLIC` alone; the others are reported as not applicable. Hints have gates of
-their own (`hint_gates`). Whether a program is interesting or too hard is not judged here.
+pass the gates of `PUBLIC` alone (`admit_public`); the others are reported as not applicable. Hints
+have gates of their own (`hint_gates`). Whether a program is interesting or too hard is not judged
+here.
 """
 
 import asyncio
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from spade_jax.envs import leaks, screen
 from spade_jax.envs.pool import Pool
@@ -97,9 +98,8 @@ async def admit(
     rng_seed: int,
     known: Mapping[str, str],
     duplicate_similarity: float,
-    gates: Collection[Gate] = GENERATED,
 ) -> Verdict:
-    """Pass `program` through the gates.
+    """Pass a generated program through all gates.
 
     Args:
         solution_seeds: instances that are compared between two processes, and that the program's
@@ -110,12 +110,7 @@ async def admit(
         rng_seed: of the random player.
         known: programs by environment id that this one must not be like.
         duplicate_similarity: from which a program counts as a known one (`envs.similarity`).
-        gates: `GENERATED`, or those of `PUBLIC` that apply.
     """
-    if gates not in (GENERATED, PUBLIC, PUBLIC - {Gate.DETERMINISM}):
-        raise ValueError(
-            f"gates={sorted(gates)}: expected GENERATED, PUBLIC, or PUBLIC without determinism"
-        )
     trial = Trial(
         pool,
         program,
@@ -124,32 +119,46 @@ async def admit(
         max_probe_win_frac,
         max_turns,
         rng_seed,
-        gates=dict.fromkeys(_others(gates), GateResult.NOT_APPLICABLE),
     )
     try:
-        if gates == GENERATED:
-            _screen(trial, known, duplicate_similarity)
-        demand(Gate.LOAD, await pool.load(program))
-        trial.passed(Gate.LOAD)
+        _screen(trial, known, duplicate_similarity)
         probes = await _contract(trial)
-        solved = await _solve(trial) if gates == GENERATED else {}
-        if Gate.DETERMINISM in gates:
-            await _determinism(trial, probes, solved)
-        if gates == GENERATED:
-            plays = _solutions(trial, solved)
-            _observations(trial, probes, plays)
-            await _no_op(trial)
-            await _constant(trial, plays)
-            await _random(trial, plays)
+        solved = await _solve(trial)
+        await _determinism(trial, probes, solved)
+        plays = _solutions(trial, solved)
+        _observations(trial, probes, plays)
+        await _no_op(trial)
+        await _constant(trial, plays)
+        await _random(trial, plays)
     except Refused as refusal:
         return trial.verdict(refusal)
     return trial.verdict(None)
 
 
-def _others(gates: Collection[Gate]) -> list[Gate]:
-    """The gates that an environment of this origin does not come to."""
-    every = GENERATED | HINT_GATES
-    return [] if gates == GENERATED else [gate for gate in Gate if gate in every.difference(gates)]
+async def admit_public(
+    pool: Pool, program: str, *, seeds: Sequence[int], deterministic: bool = True
+) -> Verdict:
+    """Pass an environment that was not generated here through the gates of `PUBLIC`; one that does
+    not claim to be deterministic is not held to it."""
+    gates = PUBLIC if deterministic else PUBLIC - {Gate.DETERMINISM}
+    others = [gate for gate in Gate if gate in (GENERATED | HINT_GATES) - gates]
+    trial = Trial(
+        pool,
+        program,
+        tuple(dict.fromkeys(seeds)),
+        probe_seeds=(),
+        max_win_frac=0.0,
+        max_turns=_CONTRACT_STEPS,
+        rng_seed=0,
+        gates=dict.fromkeys(others, GateResult.NOT_APPLICABLE),
+    )
+    try:
+        probes = await _contract(trial)
+        if deterministic:
+            await _determinism(trial, probes, {})
+    except Refused as refusal:
+        return trial.verdict(refusal)
+    return trial.verdict(None)
 
 
 def _screen(trial: Trial, known: Mapping[str, str], duplicate_similarity: float) -> None:
@@ -166,7 +175,9 @@ def _screen(trial: Trial, known: Mapping[str, str], duplicate_similarity: float)
 
 
 async def _contract(trial: Trial) -> dict[int, list[Play]]:
-    """The gates `contract` and `schema`; returns the plays by seed."""
+    """The gates `load`, `contract` and `schema`; returns the plays by seed."""
+    demand(Gate.LOAD, await trial.pool.load(trial.program))
+    trial.passed(Gate.LOAD)
     seeds = trial.solution_seeds[:_CONTRACT_SEEDS]
     if not seeds:
         raise Refused(Gate.CONTRACT, "there is no seed to try")

@@ -69,9 +69,9 @@ class Trial:
         return tuple(dict.fromkeys(self.solution_seeds + self.probe_seeds))
 
     def passed(self, *gates: Gate) -> None:
-        """Note that the program got through; a gate that does not apply keeps that result."""
+        """Note that the program got through."""
         for gate in gates:
-            self.gates.setdefault(gate, GateResult.PASSED)
+            self.gates[gate] = GateResult.PASSED
 
     def verdict(self, refusal: Refused | None) -> Verdict:
         """The result, once admission has ended."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spade_jax.envs.admit import GENERATED, HINT_GATES, PUBLIC, admit
+from spade_jax.envs.admit import GENERATED, HINT_GATES, PUBLIC, admit, admit_public
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
 from spade_jax.types import Gate, Verdict
@@ -465,10 +465,14 @@ def test_the_same_pattern_with_other_words_is_another_game(shared):
     assert strict.gate == "duplicate"
 
 
+def public(shared, program: str, seeds: Sequence[int] = range(3), **claims: bool) -> Verdict:
+    return shared.run(admit_public(shared.pool, program, seeds=seeds, **claims))
+
+
 def test_what_was_not_generated_passes_the_public_gates_alone(shared):
     """It may import anything, have no solution, be one instance and reward anything."""
     foreign = "import os.path\n" + ALWAYS_SAME[: ALWAYS_SAME.index("    def solution")]
-    found = verdict(shared, foreign, gates=PUBLIC)
+    found = public(shared, foreign)
     assert found.admitted and found.measures == {}
     others = (GENERATED | HINT_GATES) - PUBLIC
     assert found.gates == dict.fromkeys(PUBLIC, "passed") | dict.fromkeys(others, "not_applicable")
@@ -477,16 +481,12 @@ def test_what_was_not_generated_passes_the_public_gates_alone(shared):
 @pytest.mark.parametrize("name", ["body", "hang at step 4", "reward", "hash order", "process id"])
 def test_the_public_gates_refuse_as_well(shared, name: str):
     gate, program, _ = REFUSED[name]
-    found = verdict(shared, program, gates=PUBLIC)
-    assert (found.admitted, found.gate, found.gates[gate]) == (False, gate, "refused")
+    found = public(shared, program)
+    assert (found.admitted, found.gate, found.gates[gate]) == (False, gate, "refused"), found
     assert found.gates["random"] == "not_applicable"
+    assert public(shared, GOOD, seeds=()).gate == "contract"
 
 
 def test_what_claims_no_determinism_is_not_held_to_it(shared):
-    found = verdict(shared, REFUSED["system random"][1], gates=PUBLIC - {Gate.DETERMINISM})
+    found = public(shared, REFUSED["system random"][1], deterministic=False)
     assert found.admitted and found.gates["determinism"] == "not_applicable"
-
-
-def test_other_choices_of_gates_are_a_mistake_of_the_caller(shared):
-    with pytest.raises(ValueError, match="expected GENERATED"):
-        verdict(shared, GOOD, gates=GENERATED - {Gate.RANDOM})
