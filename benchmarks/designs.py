@@ -26,7 +26,7 @@ from spade_jax.roles.corpus import excerpt
 from spade_jax.roles.designer import MAX_TERMS, Request
 from spade_jax.selfplay import Stage, attempt
 from spade_jax.train import make_stage
-from spade_jax.types import Design, Document
+from spade_jax.types import Design, Document, Gate, GateResult
 
 WORD = r"[a-z]{4,12}"
 SHIFT = 1009  # between a design's document and the other one it is given
@@ -126,8 +126,7 @@ def measure(stage: Stage, config: Config, count: int, temperature: float) -> dic
     return {
         "admitted_frac": len(admitted) / count,
         "solution_wins_frac": sum(
-            d.verdict.admitted or d.verdict.gate in ("constant", "random", "hint", "duplicate")
-            for d in first
+            d.verdict.gates.get(Gate.SOLUTION) == GateResult.PASSED for d in first
         )
         / count,
         "families": float(len(families)),

@@ -285,10 +285,15 @@ class EnvsConfig:
     instances_per_worker: int = 32  # episodes one worker holds
     # "I-accept" runs programs on a host that cannot contain them, and marks all results
     unsafe_sandbox: str = ""
-    # seeds on which the reference solution must win, and instances must differ
+    # seeds on which plays are compared between two processes, and the solution must win
     admit_seeds: int = 5
-    probe_seeds: int = 20  # seeds on which constant and random play are tried
-    max_probe_win_frac: float = 0.1  # share of seeds constant or random play may win
+    # more seeds on which the solution must win, and thoughtless play is tried
+    probe_seeds: int = 20
+    # share of seeds that doing nothing, constant or random play, or copying the hint may win
+    max_probe_win_frac: float = 0.1
+    # similarity (names, comments and numbers aside) from which a program is refused as one that the
+    # memory or the cycle holds; 1 refuses copies alone, and other words in one pattern reach 0.94
+    duplicate_similarity: float = 0.95
 
     def __post_init__(self) -> None:
         for name in ("load_s", "reset_s", "step_s"):
@@ -320,6 +325,12 @@ class EnvsConfig:
             "envs.max_probe_win_frac",
             self.max_probe_win_frac,
             "0 to 1",
+        )
+        _require(
+            0 < self.duplicate_similarity <= 1,
+            "envs.duplicate_similarity",
+            self.duplicate_similarity,
+            "above 0, at most 1",
         )
 
 

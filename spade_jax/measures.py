@@ -12,7 +12,7 @@ from spade_jax.rewards.anchor import plateau
 from spade_jax.rollout.engine import EngineStats
 from spade_jax.selfplay import Scored, Stage
 from spade_jax.telemetry.metrics import mean
-from spade_jax.types import Arm, Design, Episode
+from spade_jax.types import Arm, Design, Episode, Gate
 
 Metrics = dict[str, int | float]
 
@@ -25,7 +25,9 @@ def all_of(
 
 
 def designs(attempts: Sequence[Design]) -> Metrics:
-    """How many designs were written and admitted, and which gate refused the others."""
+    """How many designs were written and admitted, and the share that each gate refused; counts of
+    gates that refused none are left out.
+    """
     if not attempts:
         return {}
     admitted = sum(design.verdict.admitted for design in attempts)
@@ -35,6 +37,7 @@ def designs(attempts: Sequence[Design]) -> Metrics:
         "designer/admitted_count": admitted,
         "designer/admitted_frac": admitted / len(attempts),
         **{f"designer/refused_{gate}_count": count for gate, count in refused.items()},
+        **{f"designer/refused_{gate}_frac": refused[gate] / len(attempts) for gate in Gate},
     }
 
 

@@ -10,13 +10,16 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from spade_jax.config import Config
 from spade_jax.curriculum import Curriculum, Pending, PlayTally
-from spade_jax.envs.admit import INFRASTRUCTURE, admit
+from spade_jax.envs.admit import admit
+from spade_jax.envs.hint_gates import admit_hint
 from spade_jax.envs.pool import Pool
+from spade_jax.envs.similarity import near_duplicate
 from spade_jax.errors import ConfigError, SamplerError
 from spade_jax.rewards.advantages import group_advantages
 from spade_jax.rewards.blend import blend
@@ -31,14 +34,13 @@ from spade_jax.types import (
     Design,
     Environment,
     Episode,
-    Fault,
+    Gate,
+    GateResult,
     Group,
-    Outcome,
+    Measures,
     Role,
     Verdict,
 )
-
-HINT_CHECK_SEEDS = 3  # seeds whose solutions a hint must not contain
 
 
 @dataclass
@@ -148,41 +150,41 @@ async def attempt(stage: Stage, request: designer.Request) -> Design:
         document_id=request.document_id,
         completion=text,
         trajectory=trajectory,
-        verdict=Verdict(False, "fence", "no complete ```python block in the completion"),
+        verdict=_at_gate(Gate.FENCE, "no complete ```python block in the completion"),
         source=source,
     )
     if source is None:
         return draft
-    solution_seeds = [
-        named_seed(seed, "solve", request.design_id, i) for i in range(config.envs.admit_seeds)
-    ]
     verdict = await admit(
         stage.pool,
         source.program,
-        solution_seeds=solution_seeds,
-        probe_seeds=[
-            named_seed(seed, "probe", request.design_id, i) for i in range(config.envs.probe_seeds)
-        ],
-        max_probe_win_frac=config.envs.max_probe_win_frac,
-        max_turns=config.agent.max_turns,
-        rng_seed=named_seed(seed, "player", request.design_id),
+        **_how(config, request.design_id),
+        known={record.environment_id: record.program for record in stage.curriculum.memory.records},
+        duplicate_similarity=config.envs.duplicate_similarity,
     )
     if not verdict.admitted:
         return replace(draft, verdict=verdict)
-    return await _hint(stage, replace(draft, verdict=verdict), source.program, solution_seeds)
+    return await _hint(stage, replace(draft, verdict=verdict), source.program)
 
 
-async def _hint(stage: Stage, draft: Design, program: str, seeds: Sequence[int]) -> Design:
+def _how(config: Config, design_id: str) -> dict[str, Any]:
+    """How a design and its hint are tried."""
+    seed, envs = config.run.seed, config.envs
+    return {
+        "solution_seeds": [
+            named_seed(seed, "solve", design_id, i) for i in range(envs.admit_seeds)
+        ],
+        "probe_seeds": [named_seed(seed, "probe", design_id, i) for i in range(envs.probe_seeds)],
+        "max_probe_win_frac": envs.max_probe_win_frac,
+        "max_turns": config.agent.max_turns,
+        "rng_seed": named_seed(seed, "player", design_id),
+    }
+
+
+async def _hint(stage: Stage, draft: Design, program: str) -> Design:
     """Write the hint of an admitted program, rewrite it once if refused, then refuse the design."""
-    config = stage.config
-    solutions = []
-    for instance_seed in seeds[:HINT_CHECK_SEEDS]:
-        solution = await _solution(stage.pool, program, instance_seed)
-        if isinstance(solution, Fault):
-            ours = solution.outcome is Outcome.INFRASTRUCTURE
-            return _refused(draft, INFRASTRUCTURE if ours else "hint", solution.detail)
-        solutions.append(solution)
-    completion, reason = None, ""
+    config, how = stage.config, _how(stage.config, draft.design_id)
+    completion, refusal = None, _at_gate(Gate.HINT, "no hint was asked for")
     for attempt in range(config.hint.attempts):
         key = episode_key(config.run.seed, f"hint/{draft.design_id}/{attempt}")
         try:
@@ -190,42 +192,42 @@ async def _hint(stage: Stage, draft: Design, program: str, seeds: Sequence[int])
                 stage.engine, stage.chat, config.hint, program, key
             )
         except SamplerError as error:  # a program that fills the context leaves a hint no room
-            return _refused(draft, "hint", str(error))
-        refusal = hints.refusal(hint, solutions, config.hint.max_words)
-        if refusal is None:
-            return replace(draft, hint=hint, hint_completion=completion)
-        reason = refusal
-    return replace(_refused(draft, "hint", reason), hint_completion=completion)
+            return _join(draft, _at_gate(Gate.HINT, str(error)))
+        refusal = await admit_hint(
+            stage.pool, program, hint, **how, max_words=config.hint.max_words
+        )
+        if refusal.admitted:
+            return replace(_join(draft, refusal), hint=hint, hint_completion=completion)
+    return replace(_join(draft, refusal), hint_completion=completion)
 
 
-async def _solution(pool: Pool, program: str, seed: int) -> list[str] | Fault:
-    """The winning actions of one instance."""
-    instance = await pool.open(program, seed)
-    if isinstance(instance, Fault):
-        return instance
-    solution = await instance.solution()
-    await instance.close()
-    return solution
+def _at_gate(gate: Gate, reason: str) -> Verdict:
+    """The verdict of a design that one gate refused."""
+    return Verdict(False, gate, reason, gates={gate: GateResult.REFUSED})
 
 
-def _refused(draft: Design, gate: str, reason: str) -> Design:
-    """The design with its verdict turned down; what admission measured stays."""
-    return replace(draft, verdict=Verdict(False, gate, reason, draft.verdict.measures))
+def _join(draft: Design, later: Verdict) -> Design:
+    """The design with the verdict of later gates; what the earlier ones found stays."""
+    earlier = draft.verdict
+    measures: Measures = {**earlier.measures, **later.measures}
+    verdict = replace(later, measures=measures, gates=earlier.gates | later.gates)
+    return replace(draft, verdict=verdict)
 
 
 def _refuse_duplicates(stage: Stage, designs: Sequence[Design]) -> list[Design]:
-    """Refuse a program that memory or an earlier design of this cycle holds, to the letter."""
-    seen = {record.environment_id for record in stage.curriculum.memory.records}
-    kept = []
+    """Refuse a near-duplicate of an earlier design of this cycle; admission has seen to memory."""
+    threshold = stage.config.envs.duplicate_similarity
+    known: dict[str, str] = {}
+    judged = []
     for design in designs:
         if design.verdict.admitted and design.source is not None:
-            environment_id = design.source.environment_id
-            if environment_id in seen:
-                reason = f"the program of environment {environment_id} again"
-                design = _refused(design, "duplicate", reason)
-            seen.add(environment_id)
-        kept.append(design)
-    return kept
+            _, reason = near_duplicate(design.source.program, known, threshold)
+            if reason:
+                design = _join(design, _at_gate(Gate.DUPLICATE, reason))
+            else:
+                known[design.source.environment_id] = design.source.program
+        judged.append(design)
+    return judged
 
 
 def play(stage: Stage, step: int) -> list[Episode]:
@@ -360,6 +362,7 @@ def _remember(stage: Stage) -> None:
                     tally.win_rate,
                     None if regret is None else regret.mean,
                     pending.cycle,
+                    item.source.program,
                 )
             )
 
@@ -409,7 +412,7 @@ def _designer_groups(config: Config, due: Sequence[Pending]) -> tuple[list[Group
 
 
 def _designer_reward(config: Config, pending: Pending, item: Design) -> float | None:
-    if item.verdict.gate == INFRASTRUCTURE:
+    if item.verdict.gate == Gate.INFRASTRUCTURE:
         return None  # our fault, not the designer's
     if not item.verdict.admitted or item.source is None:
         return config.reward.invalid_reward

@@ -138,12 +138,51 @@ class EnvironmentSource:
         return hashlib.sha256(self.program.encode()).hexdigest()[:12]
 
 
+class Gate(enum.StrEnum):
+    """What a design is refused by, in the order in which it is tried (`envs.admit`)."""
+
+    FENCE = "fence"  # the completion holds no program
+    PARSE = "parse"
+    IMPORTS = "imports"
+    DUPLICATE = "duplicate"
+    LOAD = "load"
+    CRITERIA = "criteria"
+    CONTRACT = "contract"
+    SCHEMA = "schema"
+    DETERMINISM = "determinism"
+    VARIETY = "variety"
+    SOLUTION = "solution"
+    OUTCOMES = "outcomes"
+    FEEDBACK = "feedback"
+    LEAK = "leak"
+    NO_OP = "no_op"
+    CONSTANT = "constant"
+    RANDOM = "random"
+    HINT = "hint"
+    HINT_LEAK = "hint_leak"
+    HINT_COPY = "hint_copy"
+    INFRASTRUCTURE = "infrastructure"  # our side failed: nobody earns or pays for it
+
+
+class GateResult(enum.StrEnum):
+    """What became of a design at one gate; a gate that was not reached has no result."""
+
+    PASSED = "passed"
+    REFUSED = "refused"
+    NOT_APPLICABLE = "not_applicable"  # the gate is not for environments of this origin
+
+
 class Measures(TypedDict, total=False):
     """What admission measured; a key is absent when its gate was not reached."""
 
-    num_solution_seeds: int
+    similarity: float  # to the nearest program that was known
+    num_instances: int  # different solutions among the seeds
+    num_solution_seeds: int  # seeds that the solution won
+    leak_frac: float  # instances whose first observation tells the answer
+    no_op_win_frac: float
     constant_win_frac: float
     random_win_frac: float
+    hint_copy_win_frac: float
 
 
 @dataclass(frozen=True)
@@ -154,6 +193,7 @@ class Verdict:
     gate: str = ""
     reason: str = ""
     measures: Measures = field(default_factory=Measures)
+    gates: dict[str, str] = field(default_factory=dict)  # a GateResult for each gate reached
 
 
 @dataclass(frozen=True)

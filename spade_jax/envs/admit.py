@@ -2,38 +2,78 @@
 
 Gates, in order; the first that refuses names the verdict:
     parse        Python of a bearable size, whose class ending in Env has reset, step, solution
-    imports      only the allowed modules are imported
+    imports      only the allowed modules are imported, and the clock is not read
+    duplicate    it is not a known program again, renamed or with other numbers
     load         the module body runs
     criteria     of a tool task: every message is open, and can be evaluated, at reset
-    contract     reset and up to 25 unhelpful actions keep the contract, on several seeds
-    determinism  same seed and actions: same replies and solution in a worker of another zygote
-    variety      the seeds are not all one instance
+    contract     reset and 25 unhelpful actions neither raise nor hang, on several seeds
+    schema       what these return keeps the contract: types, rewards from -1 to 1
+    determinism  same seed and actions: same replies and solution in a worker of another zygote,
+                 whose addresses, hashes, process id and time are others
+    variety      the seeds have several different solutions
     solution     what `solution()` returns wins on every seed, on an instance never asked for it
+    outcomes     not every play is won
+    feedback     what is shown depends on what was done, beyond repeating it
+    leak         the first observation does not tell the answer
+    no_op        doing nothing wins on few of the probe seeds
     constant     repeating one action wins on few of the probe seeds
     random       drawing actions from the words on show wins on few of the probe seeds
-A gate that cannot run refuses. A refusal by `INFRASTRUCTURE` is not the program's doing: nobody
-earns or pays for it. Whether a program is interesting, novel or too hard is not judged here.
+A gate that cannot run refuses. A refusal by `infrastructure` is not the program's doing: nobody
+earns or pays for it. Environments that were not generated here have no solution to ask for and
+pass the gates of `PUBLIC` alone (`admit_public`); the others are reported as not applicable. Hints
+have gates of their own (`hint_gates`). Whether a program is interesting or too hard is not judged
+here.
 """
 
 import ast
 import asyncio
 import itertools
-import random
-import re
-import warnings
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
-from spade_jax.envs import api, tool_gate
-from spade_jax.envs.limits import ALLOWED_IMPORTS
-from spade_jax.envs.pool import Instance, Pool
-from spade_jax.types import Fault, Measures, Outcome, Reply, Verdict
+from spade_jax.envs import leaks, screen, tool_gate
+from spade_jax.envs.pool import Pool
+from spade_jax.envs.similarity import near_duplicate
+from spade_jax.envs.trial import (
+    GENERIC,
+    Play,
+    Refused,
+    Solved,
+    Trial,
+    demand,
+    limit,
+    repeat,
+    replay,
+    solve,
+    wander,
+    win_frac,
+)
+from spade_jax.types import Fault, Gate, GateResult, Outcome, Verdict
 
-INFRASTRUCTURE = "infrastructure"
-_METHODS = frozenset({"reset", "step", "solution"})
+PUBLIC = frozenset({Gate.LOAD, Gate.CONTRACT, Gate.SCHEMA, Gate.DETERMINISM})
+"""The gates of imported pools and public environments."""
+
+GENERATED = PUBLIC | {
+    Gate.PARSE,
+    Gate.IMPORTS,
+    Gate.DUPLICATE,
+    Gate.CRITERIA,
+    Gate.VARIETY,
+    Gate.SOLUTION,
+    Gate.OUTCOMES,
+    Gate.FEEDBACK,
+    Gate.LEAK,
+    Gate.NO_OP,
+    Gate.CONSTANT,
+    Gate.RANDOM,
+}
+"""The gates of programs that the designer wrote."""
+
+HINT_GATES = frozenset({Gate.HINT, Gate.HINT_LEAK, Gate.HINT_COPY})
+"""The gates of the hint to an admitted program (`hint_gates`)."""
+
 _CONTRACT_SEEDS = 3
 _CONTRACT_STEPS = 25
+_CONTRACT_EPISODES = 5  # an episode that ends before its 25 steps is begun again so often
 _UNHELPFUL = (
     "1",
     "",
@@ -46,33 +86,8 @@ _UNHELPFUL = (
     "[1, 2]",
     "z" * 300,
 )
-_GENERIC = ("1", "yes", "a")  # tried as constant actions of any program
-_TOKENS = re.compile(r"[\"'`]([^\"'`\n]{1,60})[\"'`]|(-?\d+(?:\.\d+)?|[^\W\d]\w*)")
-_MAX_CANDIDATES = 400  # of the random player, the newest
-_SAME_WIN_FRAC = 1e-9  # slack when a fraction is compared with its limit
-
-Transcript = tuple[str, tuple[Reply, ...]]  # first observation, replies
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """One admission: the program and how it is tried."""
-
-    pool: Pool
-    program: str
-    solution_seeds: tuple[int, ...]
-    probe_seeds: tuple[int, ...]
-    max_probe_win_frac: float
-    max_turns: int
-    rng_seed: int
-    measures: Measures = field(default_factory=Measures)  # filled as gates are reached
-
-
-class _Refused(Exception):
-    def __init__(self, gate: str, reason: str) -> None:
-        super().__init__(gate, reason)
-        self.gate = gate
-        self.reason = reason
+_NO_OPS = ("", "wait")
+_MIN_SOLUTIONS = 4  # different ones among all seeds, or one for three seeds where these are few
 
 
 async def admit(
@@ -84,17 +99,22 @@ async def admit(
     max_probe_win_frac: float,
     max_turns: int,
     rng_seed: int,
+    known: Mapping[str, str],
+    duplicate_similarity: float,
 ) -> Verdict:
-    """Pass `program` through all gates.
+    """Pass a generated program through all gates.
 
     Args:
-        solution_seeds: instances that the program's own solution must win; at least two.
-        probe_seeds: instances that constant and random play are tried on.
-        max_probe_win_frac: share of the probe seeds that either may win.
+        solution_seeds: instances that are compared between two processes, and that the program's
+            own solution must win.
+        probe_seeds: more instances that it must win, and that thoughtless play is tried on.
+        max_probe_win_frac: share of the probe seeds that thoughtless play may win.
         max_turns: actions an episode may have.
         rng_seed: of the random player.
+        known: programs by environment id that this one must not be like.
+        duplicate_similarity: from which a program counts as a known one (`envs.similarity`).
     """
-    plan = _Plan(
+    trial = Trial(
         pool,
         program,
         tuple(dict.fromkeys(solution_seeds)),
@@ -104,248 +124,238 @@ async def admit(
         rng_seed,
     )
     try:
-        tree = _parse(program)
-        _check_imports(tree)
-        _demand("load", await pool.load(program))
-        if tool_gate.is_tool_program(tree):
-            fault = await tool_gate.check_criteria(pool, program, plan.solution_seeds)
-            _demand(tool_gate.GATE, fault)
-        probes = await _contract(plan)
-        solutions = await _determinism(plan, probes)
-        await _constant(plan, solutions)
-        await _random(plan, solutions)
-    except _Refused as refusal:
-        return Verdict(False, refusal.gate, refusal.reason, plan.measures)
-    return Verdict(True, measures=plan.measures)
+        tree = _screen(trial, known, duplicate_similarity)
+        await _load(trial)
+        await _criteria(trial, tree)
+        probes = await _contract(trial)
+        solved = await _solve(trial)
+        await _determinism(trial, probes, solved)
+        plays = _solutions(trial, solved)
+        _observations(trial, probes, plays)
+        await _no_op(trial)
+        await _constant(trial, plays)
+        await _random(trial, plays)
+    except Refused as refusal:
+        return trial.verdict(refusal)
+    return trial.verdict(None)
 
 
-def _parse(program: str) -> ast.Module:
-    """The gate `parse`; the text is parsed, never run."""
-    if problem := api.program_problem(program):
-        raise _Refused("parse", problem)
+async def admit_public(
+    pool: Pool, program: str, *, seeds: Sequence[int], deterministic: bool = True
+) -> Verdict:
+    """Pass an environment that was not generated here through the gates of `PUBLIC`; one that does
+    not claim to be deterministic is not held to it."""
+    gates = PUBLIC if deterministic else PUBLIC - {Gate.DETERMINISM}
+    others = [gate for gate in Gate if gate in (GENERATED | HINT_GATES) - gates]
+    trial = Trial(
+        pool,
+        program,
+        tuple(dict.fromkeys(seeds)),
+        probe_seeds=(),
+        max_win_frac=0.0,
+        max_turns=_CONTRACT_STEPS,
+        rng_seed=0,
+        gates=dict.fromkeys(others, GateResult.NOT_APPLICABLE),
+    )
     try:
-        with warnings.catch_warnings(action="ignore"):
-            tree = ast.parse(program)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise _Refused("parse", f"{type(error).__name__}: {error}"[:200]) from error
-    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    name = next((name for name in reversed(classes) if name.endswith("Env")), None)
-    if name is None:
-        raise _Refused("parse", "the program defines no class whose name ends in Env")
-    if missing := sorted(_METHODS - _methods(name, classes)):
-        raise _Refused("parse", f"{name} has no {', '.join(missing)}")
+        await _load(trial)
+        probes = await _contract(trial)
+        if deterministic:
+            await _determinism(trial, probes, {})
+    except Refused as refusal:
+        return trial.verdict(refusal)
+    return trial.verdict(None)
+
+
+def _screen(trial: Trial, known: Mapping[str, str], duplicate_similarity: float) -> ast.Module:
+    tree = screen.parse(trial.program)
+    trial.passed(Gate.PARSE)
+    screen.check_imports(tree)
+    trial.passed(Gate.IMPORTS)
+    trial.measures["similarity"], reason = near_duplicate(
+        trial.program, known, duplicate_similarity
+    )
+    if reason:
+        raise Refused(Gate.DUPLICATE, reason)
+    trial.passed(Gate.DUPLICATE)
     return tree
 
 
-def _methods(name: str, classes: dict[str, ast.ClassDef]) -> set[str]:
-    """Methods of a class and of those of its bases that the program defines."""
-    found: set[str] = set()
-    waiting, seen = [name], set()
-    while waiting:
-        current = waiting.pop()
-        if current in seen or current not in classes:
-            continue
-        seen.add(current)
-        found |= {node.name for node in classes[current].body if isinstance(node, ast.FunctionDef)}
-        bases = tool_gate.base_names(classes[current])
-        found = found.union(*(tool_gate.PROVIDES.get(base, ()) for base in bases))
-        waiting += bases
+async def _load(trial: Trial) -> None:
+    demand(Gate.LOAD, await trial.pool.load(trial.program))
+    trial.passed(Gate.LOAD)
+
+
+async def _criteria(trial: Trial, tree: ast.Module) -> None:
+    if not tool_gate.is_tool_program(tree):
+        trial.gates[Gate.CRITERIA] = GateResult.NOT_APPLICABLE
+        return
+    fault = await tool_gate.check_criteria(trial.pool, trial.program, trial.solution_seeds)
+    demand(Gate.CRITERIA, fault)
+    trial.passed(Gate.CRITERIA)
+
+
+async def _contract(trial: Trial) -> dict[int, list[Play]]:
+    """The gates `contract` and `schema`; returns the plays by seed."""
+    seeds = trial.solution_seeds[:_CONTRACT_SEEDS]
+    if not seeds:
+        raise Refused(Gate.CONTRACT, "there is no seed to try")
+    probes = await asyncio.gather(*(_probe(trial, seed, 0) for seed in seeds))
+    for probe in probes:
+        schema = isinstance(probe, Fault) and probe.outcome is Outcome.SCHEMA
+        demand(Gate.SCHEMA if schema else Gate.CONTRACT, probe)
+    trial.passed(Gate.CONTRACT, Gate.SCHEMA)
+    return {
+        seed: probe for seed, probe in zip(seeds, probes, strict=True) if isinstance(probe, list)
+    }
+
+
+async def _probe(trial: Trial, seed: int, replica: int) -> list[Play] | Fault:
+    """Play the unhelpful actions; where an episode ends, the next one goes on with them."""
+    waiting = list(itertools.islice(itertools.cycle(_UNHELPFUL), _CONTRACT_STEPS))
+    plays: list[Play] = []
+    while waiting and len(plays) < _CONTRACT_EPISODES:
+        play = await replay(trial, seed, waiting, replica)
+        if isinstance(play, Fault):
+            return play
+        plays.append(play)
+        waiting = waiting[len(play.replies) :]
+    return plays
+
+
+async def _solve(trial: Trial) -> dict[int, Solved | Fault]:
+    found = await asyncio.gather(*(solve(trial, seed, 0) for seed in trial.seeds))
+    return dict(zip(trial.seeds, found, strict=True))
+
+
+async def _determinism(
+    trial: Trial, probes: Mapping[int, list[Play]], solved: Mapping[int, Solved | Fault]
+) -> None:
+    """The other worker takes the seeds in reverse, so that state shared between instances shows as
+    well."""
+    here = [*probes.items(), *((seed, solved[seed]) for seed in trial.solution_seeds if solved)]
+    there = await asyncio.gather(
+        *(
+            _probe(trial, seed, 1) if isinstance(play, list) else solve(trial, seed, 1)
+            for seed, play in reversed(here)
+        )
+    )
+    for (seed, play), other in zip(here, reversed(there), strict=True):
+        for side in (play, other):
+            if isinstance(side, Fault) and side.outcome is Outcome.INFRASTRUCTURE:
+                demand(Gate.DETERMINISM, side)
+        if isinstance(play, Fault) and isinstance(other, Fault):
+            continue  # texts may hold times and addresses; a later gate refuses
+        if play != other:
+            raise Refused(
+                Gate.DETERMINISM,
+                f"seed {seed}: the same actions went otherwise in another process; "
+                "draw everything from a generator of the instance, random.Random(seed)",
+            )
+    trial.passed(Gate.DETERMINISM)
+
+
+def _solutions(trial: Trial, solved: Mapping[int, Solved | Fault]) -> dict[int, Solved]:
+    """The gates `variety` and `solution`."""
+    found: dict[int, Solved] = {s: demand(Gate.SOLUTION, value) for s, value in solved.items()}
+    different = len({tuple(each.solution) for each in found.values()})
+    wanted = max(2, min(_MIN_SOLUTIONS, len(found) // 3))
+    trial.measures["num_instances"] = different
+    if different < wanted:
+        raise Refused(
+            Gate.VARIETY,
+            f"{len(found)} seeds have {different} different solutions; expected at least {wanted}: "
+            "draw the instance from the seed",
+        )
+    trial.passed(Gate.VARIETY)
+    trial.measures["num_solution_seeds"] = sum(each.play.won for each in found.values())
+    for seed, (actions, play) in found.items():
+        if not play.won:
+            reward = f"reward {play.replies[-1].reward:g}" if play.replies else "no reply"
+            raise Refused(
+                Gate.SOLUTION,
+                f"seed {seed}: the solution's {len(actions)} actions do not win in "
+                f"{trial.max_turns} turns; they end with {reward}",
+            )
+    trial.passed(Gate.SOLUTION)
     return found
 
 
-def _check_imports(tree: ast.Module) -> None:
-    """The gate `imports`: a rule that keeps programs portable. Walls are around the worker."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = ["." * node.level + (node.module or "")]
-        elif isinstance(node, ast.Name) and node.id == "__import__":
-            names = [node.id]
-        else:
-            continue
-        for name in names:
-            if name.partition(".")[0] not in ALLOWED_IMPORTS:
-                raise _Refused("imports", f"line {node.lineno}: import of {name} is not allowed")
-
-
-def _demand(gate: str, value: Any) -> Any:
-    """`value`, unless it is a fault: that refuses, for the gate or for our own failure."""
-    if isinstance(value, Fault):
-        gate = INFRASTRUCTURE if value.outcome is Outcome.INFRASTRUCTURE else gate
-        raise _Refused(gate, f"{value.outcome}: {value.detail}")
-    return value
-
-
-async def _contract(plan: _Plan) -> list[Transcript]:
-    seeds = plan.solution_seeds[:_CONTRACT_SEEDS]
-    probes = await asyncio.gather(*(_probe(plan, seed, 0) for seed in seeds))
-    return [_demand("contract", probe) for probe in probes]
-
-
-async def _determinism(plan: _Plan, probes: list[Transcript]) -> dict[int, list[str]]:
-    """The gates `determinism`, `variety` and `solution`, which look at the same plays; returns the
-    solutions.
-
-    The other worker takes the seeds in reverse, so that state shared between instances shows as
-    well.
-    """
-    seeds = plan.solution_seeds
-    solved = await asyncio.gather(*(_solve(plan, seed, 0) for seed in seeds))
-    again = await asyncio.gather(
-        *(_probe(plan, seed, 1) for seed in reversed(seeds[: len(probes)])),
-        *(_solve(plan, seed, 1) for seed in reversed(seeds)),
-    )
-    there = [*again[: len(probes)][::-1], *again[len(probes) :][::-1]]
-    for seed, here, other in zip(
-        (*seeds[: len(probes)], *seeds), (*probes, *solved), there, strict=True
-    ):
-        _compare(seed, here, other)
-    if not solved:
-        raise _Refused("solution", "there is no seed to try the solution on")
-    plays = [_demand("solution", play) for play in solved]
-    if all(play == plays[0] for play in plays):
-        raise _Refused(
-            "variety",
-            f"all {len(plays)} seeds give one and the same instance; draw it from the seed",
+def _observations(
+    trial: Trial, probes: Mapping[int, list[Play]], solved: Mapping[int, Solved]
+) -> None:
+    """The gates `outcomes`, `feedback` and `leak`, on plays that are known by now."""
+    firsts = [plays[0] for plays in probes.values()]
+    if all(play.won and len(play.replies) <= trial.max_turns for play in firsts):
+        raise Refused(
+            Gate.OUTCOMES, "senseless actions win on every seed; let plays be lost as well"
         )
-    solutions: dict[int, list[str]] = {}
-    for seed, (solution, (_, replies)) in zip(seeds, plays, strict=True):
-        if replies and api.is_win(replies[-1]):
-            solutions[seed] = solution
-    plan.measures["num_solution_seeds"] = len(solutions)
-    for seed, (solution, (_, replies)) in zip(seeds, plays, strict=True):
-        if seed not in solutions:
-            reward = f"reward {replies[-1].reward:g}" if replies else "no reply"
-            raise _Refused(
-                "solution",
-                f"seed {seed}: the solution's {len(solution)} actions do not win in "
-                f"{plan.max_turns} turns; they end with {reward}",
-            )
-    return solutions
-
-
-def _compare(seed: int, here: Any, there: Any) -> None:
-    for play in (here, there):
-        if isinstance(play, Fault) and play.outcome is Outcome.INFRASTRUCTURE:
-            _demand("determinism", play)
-    if isinstance(here, Fault) and isinstance(there, Fault):
-        return  # texts may hold times and addresses
-    if here != there:
-        raise _Refused(
-            "determinism",
-            f"seed {seed}: the same actions went otherwise in another process; "
-            "draw everything from a generator of the instance, random.Random(seed)",
+    trial.passed(Gate.OUTCOMES)
+    if not any(_acted_on(solved[seed], plays[0]) for seed, plays in probes.items()):
+        raise Refused(
+            Gate.FEEDBACK,
+            "the observations after good and after senseless actions are the same; "
+            "tell what an action did",
         )
+    trial.passed(Gate.FEEDBACK)
+    shown = {seed: each.play.observation for seed, each in solved.items()}
+    frac, how = leaks.told_frac(shown, {seed: each.solution for seed, each in solved.items()})
+    trial.measures["leak_frac"] = frac
+    if frac > trial.max_win_frac:
+        raise Refused(
+            Gate.LEAK, f"the first observation tells the answer on {frac:.0%} of the seeds, {how}"
+        )
+    trial.passed(Gate.LEAK)
 
 
-async def _constant(plan: _Plan, solutions: dict[int, list[str]]) -> None:
-    donor = next(iter(solutions))
-    actions = dict.fromkeys((solutions[donor][0], solutions[donor][-1], *_GENERIC))
-    seeds = [seed for seed in plan.probe_seeds if seed != donor]
+def _acted_on(solved: Solved, probe: Play) -> bool:
+    """Whether a turn of two plays of one instance shows different words, echoes left out."""
+    turns = zip(solved.solution, solved.play.replies, _UNHELPFUL, probe.replies, strict=False)
+    for action, reply, other_action, other_reply in turns:
+        echoed = {*leaks.words(action), *leaks.words(other_action)}
+        mine, other = (
+            [word for word in leaks.words(each.observation) if word not in echoed]
+            for each in (reply, other_reply)
+        )
+        if mine != other:
+            return True
+    return False
+
+
+async def _no_op(trial: Trial) -> None:
+    await _repeated(trial, Gate.NO_OP, _NO_OPS, trial.probe_seeds)
+
+
+async def _constant(trial: Trial, solved: Mapping[int, Solved]) -> None:
+    donor = next(iter(solved))
+    actions = dict.fromkeys((solved[donor].solution[0], solved[donor].solution[-1], *GENERIC))
+    seeds = [seed for seed in trial.probe_seeds if seed != donor]
+    await _repeated(trial, Gate.CONSTANT, actions, seeds)
+
+
+async def _repeated(trial: Trial, gate: Gate, actions: Iterable[str], seeds: Sequence[int]) -> None:
+    """Refuse a program in which repeating one of the actions wins on too many of the seeds."""
+    measure = "no_op_win_frac" if gate is Gate.NO_OP else "constant_win_frac"
     worst_frac = -1.0
     for action in actions:
-        plays = (_replay(plan, seed, [action] * plan.max_turns, 0) for seed in seeds)
-        frac = _win_frac("constant", await asyncio.gather(*plays))
+        plays = await asyncio.gather(*(repeat(trial, seed, [action]) for seed in seeds))
+        frac = win_frac(gate, plays)
         worst_frac = max(worst_frac, frac)
-        plan.measures["constant_win_frac"] = worst_frac
-        _limit(plan, "constant", frac, f"repeating {action[:40]!r}")
+        trial.measures[measure] = worst_frac
+        limit(trial, gate, frac, f"repeating {action[:40]!r}")
+    trial.passed(gate)
 
 
-async def _random(plan: _Plan, solutions: dict[int, list[str]]) -> None:
-    plays = await asyncio.gather(*(_wander(plan, seed, solutions) for seed in plan.probe_seeds))
-    plan.measures["random_win_frac"] = _win_frac("random", plays)
-    _limit(plan, "random", plan.measures["random_win_frac"], "drawing actions at random")
-
-
-def _win_frac(gate: str, plays: Sequence[Transcript | Fault]) -> float:
-    if not plays:
-        raise _Refused(gate, "there is no probe seed to play")
-    transcripts = [_demand(gate, play) for play in plays]
-    return sum(bool(replies) and api.is_win(replies[-1]) for _, replies in transcripts) / len(
-        transcripts
-    )
-
-
-def _limit(plan: _Plan, gate: str, frac: float, how: str) -> None:
-    if frac > plan.max_probe_win_frac + _SAME_WIN_FRAC:
-        raise _Refused(
-            gate, f"{how} wins on {frac:.0%} of the seeds; at most {plan.max_probe_win_frac:.0%}"
+async def _random(trial: Trial, solved: Mapping[int, Solved]) -> None:
+    """Draws from the observations and from the solutions of other seeds."""
+    plays = await asyncio.gather(
+        *(
+            wander(
+                trial, seed, (a for s, each in solved.items() if s != seed for a in each.solution)
+            )
+            for seed in trial.probe_seeds
         )
-
-
-async def _solve(plan: _Plan, seed: int, replica: int) -> tuple[list[str], Transcript] | Fault:
-    """Ask one instance for its solution; try it on another, which asking cannot have prepared."""
-    instance = await plan.pool.open(plan.program, seed, replica)
-    if isinstance(instance, Fault):
-        return instance
-    solution = await instance.solution()
-    await instance.close()
-    if isinstance(solution, Fault):
-        return solution
-    play = await _replay(plan, seed, solution[: plan.max_turns], replica)
-    return play if isinstance(play, Fault) else (solution, play)
-
-
-async def _probe(plan: _Plan, seed: int, replica: int) -> Transcript | Fault:
-    return await _replay(
-        plan, seed, itertools.islice(itertools.cycle(_UNHELPFUL), _CONTRACT_STEPS), replica
     )
-
-
-async def _replay(
-    plan: _Plan, seed: int, actions: Iterable[str], replica: int
-) -> Transcript | Fault:
-    """Play fixed actions until they or the episode end."""
-    instance = await plan.pool.open(plan.program, seed, replica)
-    if isinstance(instance, Fault):
-        return instance
-    replies: list[Reply] = []
-    try:
-        for action in actions:
-            reply = await instance.step(action)
-            if isinstance(reply, Fault):
-                return reply
-            replies.append(reply)
-            if reply.terminated or reply.truncated:
-                break
-    finally:
-        await instance.close()
-    return instance.observation, tuple(replies)
-
-
-async def _wander(plan: _Plan, seed: int, solutions: dict[int, list[str]]) -> Transcript | Fault:
-    """Play actions drawn from what observations show and from the solutions of other seeds."""
-    instance = await plan.pool.open(plan.program, seed, 0)
-    if isinstance(instance, Fault):
-        return instance
-    try:
-        return await _draw(plan, instance, seed, solutions)
-    finally:
-        await instance.close()
-
-
-async def _draw(
-    plan: _Plan, instance: Instance, seed: int, solutions: dict[int, list[str]]
-) -> Transcript | Fault:
-    rng = random.Random(f"{plan.rng_seed} {seed}")
-    borrowed = [
-        action for donor, solution in solutions.items() if donor != seed for action in solution
-    ]
-    candidates = dict.fromkeys((*borrowed, *_tokens(instance.observation)))
-    replies: list[Reply] = []
-    for _ in range(plan.max_turns):
-        reply = await instance.step(
-            rng.choice(list(candidates)[-_MAX_CANDIDATES:] or list(_GENERIC))
-        )
-        if isinstance(reply, Fault):
-            return reply
-        replies.append(reply)
-        if reply.terminated or reply.truncated:
-            break
-        candidates |= dict.fromkeys(_tokens(reply.observation))
-    return instance.observation, tuple(replies)
-
-
-def _tokens(observation: str) -> list[str]:
-    return [quoted or word for quoted, word in _TOKENS.findall(observation[:4000])]
+    trial.measures["random_win_frac"] = win_frac(Gate.RANDOM, plays)
+    limit(trial, Gate.RANDOM, trial.measures["random_win_frac"], "drawing actions at random")
+    trial.passed(Gate.RANDOM)

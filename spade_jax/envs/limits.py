@@ -21,7 +21,6 @@ ALLOWED_IMPORTS = (
 )  # fmt: skip
 
 _ENVIRONMENT = {
-    "PYTHONHASHSEED": "0",
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -57,15 +56,16 @@ class Limits:
     unsafe_sandbox: str = ""  # `tier.ACCEPT` runs programs on a host that cannot contain them
 
 
-def environment() -> dict[str, str]:
+def environment(hash_seed: int = 0) -> dict[str, str]:
     """Environment of every process below the trainer. Nothing of the user's reaches a worker but
     where Python finds its own libraries.
 
-    Hashes are fixed because set order must not change a transcript; one BLAS thread because a
+    Hashes are fixed because set order must not change a transcript, and each zygote has its own
+    seed for them so that replay in another shows what depends on it; one BLAS thread because a
     zygote must have no other thread when it forks.
     """
     kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    return _ENVIRONMENT | kept
+    return _ENVIRONMENT | kept | {"PYTHONHASHSEED": str(hash_seed)}
 
 
 def command(module: str, *arguments: object) -> list[str]:

@@ -105,8 +105,8 @@ class Pool:
     async def open(self, program: str, seed: int, replica: int = 0) -> "Instance | Fault":
         """A new instance of `program`, reset to `seed`.
 
-        `replica` 1 puts it in a worker of the other zygote, where addresses and unseeded generators
-        differ.
+        `replica` 1 puts it in a worker of the other zygote, where addresses, the order of sets and
+        unseeded generators differ.
         """
         instance = Instance(self, program, seed, replica)
         outcome = await instance._settle(instance._build)

@@ -34,7 +34,7 @@ from spade_jax.envs import limits, tier, wire
 
 IDLE = -1  # request number of the notice that an idle worker went down
 READY = 0  # worker number of the notice that the supervisor is up, or why it cannot be
-REPLICAS = 2  # zygotes: replay in the other one shows what depends on addresses
+REPLICAS = 2  # zygotes: replay in the other one shows what depends on addresses or on hashes
 ALIVE = frozenset({"ok", "env_error", "schema"})  # what a worker may say of a request, and live on
 WORN = "worn"
 BLAMELESS = frozenset(
@@ -332,7 +332,7 @@ class Supervisor:
             process = subprocess.Popen(
                 limits.command("spade_jax.envs.zygote", *arguments),
                 pass_fds=[theirs.fileno()],
-                env=limits.environment(),
+                env=limits.environment(hash_seed=replica),
                 stdin=subprocess.DEVNULL,
             )
         zygote = _Zygote(replica, process, ours)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from spade_jax.envs.pool import Pool
 from spade_jax.types import Fault, Outcome
 
-GATE = "criteria"
 PROVIDES = {
     "ToolTask": frozenset({"reset", "step"}),
     "ToolUseBaseEnv": frozenset({"step"}),

@@ -126,7 +126,9 @@ def _memory_lines(
         names.append(summary.split(" ")[0])
         win_rate = rng.choice((0.0, 1.0, round(rng.uniform(band.win_low, band.win_high), 2)))
         records.append(
-            memory.Record("", skill, summary, win_rate, round(rng.uniform(-0.2, 0.5), 2), 0)
+            memory.Record(
+                "", skill, summary, win_rate, round(rng.uniform(-0.2, 0.5), 2), 0, item.draw.program
+            )
         )
     return records, names
 

@@ -1,7 +1,7 @@
 """The designer's memory: what earlier environments were and how they taught. First in, first out.
 
 A record is shown as one line: class name, the words it was built on, win rate and regret. Novelty
-measures and whole-program records are deliberately not here yet.
+measures are deliberately not here yet; near-duplicates of a record are refused by admission.
 """
 
 import ast
@@ -27,6 +27,7 @@ class Record:
     win_rate: float
     regret: float | None
     cycle: int
+    program: str  # a new one must not be like it
 
 
 def summary(program: str) -> str:

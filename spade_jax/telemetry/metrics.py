@@ -6,12 +6,11 @@ logs nothing: a number that was not measured is absent, never 0.0. `sinks.py` wr
 """
 
 import math
-import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from spade_jax.errors import SpadeError
-from spade_jax.types import Outcome
+from spade_jax.types import Gate, Outcome
 
 PHASES = ("design", "play", "update", "checkpoint", "step")
 """The timed phases of the loop; `step` is the whole step."""
@@ -42,6 +41,8 @@ DECLARED: dict[str, str] = {
     "designer/attempted_count": "designs written",
     "designer/admitted_count": "designs admitted",
     "designer/admitted_frac": "share of the designs that were admitted",
+    **{f"designer/refused_{g}_count": f"designs refused by the gate {g.name}" for g in Gate},
+    **{f"designer/refused_{g}_frac": f"share of the designs refused by {g.name}" for g in Gate},
     "designer/pending_count": "designer groups that wait for more plays",
     "memory/size_count": "records in the memory of earlier environments",
     "loss/agent": "loss of the agent's tokens",
@@ -69,9 +70,7 @@ DECLARED: dict[str, str] = {
     "moe/expert_load_max_frac": "share of the routed tokens that the busiest expert took",
     **{f"time/{phase}_s": f"seconds of the {phase} phase" for phase in PHASES},
 }
-"""Every metric name with its meaning, but for the gates of admission, which name themselves."""
-
-_GATE = re.compile(r"designer/refused_[a-z][a-z0-9_]*_count")  # designs refused by that gate
+"""Every metric name with its meaning."""
 
 
 def check(metrics: Mapping[str, Any]) -> dict[str, int | float]:
@@ -96,7 +95,7 @@ def mean(name: str, values: Iterable[float | None]) -> dict[str, int | float]:
 
 
 def _number(name: str, value: Any, metrics: Mapping[str, Any]) -> int | float:
-    if name not in DECLARED and not _GATE.fullmatch(name):
+    if name not in DECLARED:
         raise ValueError(
             f"metric {name!r} is not declared; declare it in telemetry.metrics with its meaning"
         )

@@ -17,6 +17,8 @@ from spade_jax.types import (
     Design,
     Environment,
     EnvironmentSource,
+    Gate,
+    GateResult,
     Outcome,
     Verdict,
     to_json,
@@ -26,7 +28,11 @@ SOURCE = EnvironmentSource("class AEnv: pass\n", "Optimization", "easy", "doc")
 
 
 def full_curriculum():
-    verdict = Verdict(True, measures={"num_solution_seeds": 5, "random_win_frac": 0.05})
+    verdict = Verdict(
+        True,
+        measures={"num_solution_seeds": 5, "random_win_frac": 0.05},
+        gates={Gate.PARSE: GateResult.PASSED, Gate.RANDOM: GateResult.PASSED},
+    )
     logprobs = np.array([0, 0, 0, -0.1234567, -1e-8], np.float32)
     design = Design(
         "c0000_d000",
@@ -50,7 +56,7 @@ def full_curriculum():
         make_episode(outcome=Outcome.TIMEOUT, episode_return=None, arm=Arm.HINTED), paired=True
     )
     curriculum = Curriculum(Memory(MemoryConfig()))
-    curriculum.memory.add(Record("id", "Optimization", "AEnv", 0.1, None, 0))
+    curriculum.memory.add(Record("id", "Optimization", "AEnv", 0.1, None, 0, SOURCE.program))
     curriculum.environments = [Environment(SOURCE, "hint", 0, "c0000_d000", verdict)]
     curriculum.pending = [Pending(0, 4, [design, refused], {SOURCE.environment_id: tally})]
     return curriculum

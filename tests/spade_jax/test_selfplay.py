@@ -11,6 +11,7 @@ from spade_jax.config import Config, DesignerConfig
 from spade_jax.curriculum import Curriculum, Pending, PlayTally
 from spade_jax.roles.agent import Play
 from spade_jax.roles.memory import Memory
+from spade_jax.telemetry import metrics
 from spade_jax.types import (
     Arm,
     Design,
@@ -148,11 +149,23 @@ def test_the_last_step_flushes():
     assert stage.curriculum.pending == []
 
 
-def test_duplicates_are_refused_in_design_order():
+def test_near_duplicates_in_a_cycle_are_refused_in_design_order():
     stage = stage_with([])
-    twin = replace(design(0), design_id="twin")
-    designs = selfplay._refuse_duplicates(stage, [design(0), twin, design(1)])
-    assert [d.verdict.gate for d in designs] == ["", "duplicate", ""]
+    admitted = Verdict(True, measures={"similarity": 0.1}, gates={"duplicate": "passed"})
+    texts = [
+        "class {}Env: x = '{} one two three four five six seven'".format(*pair)
+        for pair in (("A", "amber"), ("B", "amber"), ("C", "cobalt dolmen ember"), ("D", "amber"))
+    ]
+    designs = [
+        replace(design(0, admitted), source=replace(SOURCES[0], program=text)) for text in texts
+    ]
+    designs[0] = replace(designs[0], verdict=Verdict(False, "random", "luck"))
+    judged = selfplay._refuse_duplicates(stage, designs)
+    # the first was refused already, so the second is not its duplicate
+    assert [d.verdict.gate for d in judged] == ["random", "", "", "duplicate"]
+    assert designs[1].source.environment_id in judged[3].verdict.reason
+    assert judged[3].verdict.measures == {"similarity": 0.1}
+    assert judged[3].verdict.gates == {"duplicate": "refused"}
 
 
 def test_measures_name_only_what_happened():
@@ -160,6 +173,9 @@ def test_measures_name_only_what_happened():
     found = measures.designs([design(0), design(1, Verdict(False, "load", "")), design(2)])
     assert found["designer/admitted_frac"] == pytest.approx(2 / 3)
     assert found["designer/refused_load_count"] == 1
+    assert found["designer/refused_load_frac"] == pytest.approx(1 / 3)
+    assert found["designer/refused_leak_frac"] == 0 and "designer/refused_leak_count" not in found
+    assert metrics.check(found) == found
     episodes = measures.episodes(plays(0, [1.0, None, 0.0]))
     assert episodes["agent/return_mean"] == 0.5 and episodes["agent/return_mean_count"] == 2
     assert episodes["agent/outcome_infrastructure_count"] == 1

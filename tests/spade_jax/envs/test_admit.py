@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from spade_jax.envs.admit import admit
+from spade_jax.envs.admit import GENERATED, HINT_GATES, PUBLIC, admit, admit_public
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
-from spade_jax.types import Verdict
+from spade_jax.types import Fault, Gate, Outcome, Verdict
 
 GOOD = '''import random
 
@@ -51,6 +51,8 @@ def verdict(shared, program: str, **overrides: Any) -> Verdict:
         "max_probe_win_frac": 0.1,
         "max_turns": 12,
         "rng_seed": 0,
+        "known": {},
+        "duplicate_similarity": 0.95,
     }
     return shared.run(admit(shared.pool, program, **(arguments | overrides)))
 
@@ -69,7 +71,16 @@ def changed(old: str, new: str) -> str:
 def test_a_good_program_is_admitted_with_its_measures(shared):
     assert verdict(shared, GOOD) == Verdict(
         True,
-        measures={"num_solution_seeds": 4, "constant_win_frac": 0.0, "random_win_frac": 0.0},
+        measures={
+            "similarity": 0.0,
+            "num_instances": 14,
+            "num_solution_seeds": 14,
+            "leak_frac": 0.0,
+            "no_op_win_frac": 0.0,
+            "constant_win_frac": 0.0,
+            "random_win_frac": 0.0,
+        },
+        gates=dict.fromkeys(GENERATED, "passed") | {Gate.CRITERIA: "not_applicable"},
     )
 
 
@@ -86,6 +97,7 @@ def test_the_same_admission_gives_the_same_verdict(shared):
 
 
 ALWAYS_SAME = changed("random.Random(seed)", "random.Random(7)")
+SLEEP = "from collections import _sys\nsleep = _sys.modules['time'].sleep\n"
 HIDDEN_CLOCK = "from collections import _sys\nclock = _sys.modules['time'].time_ns\n"
 REFUSED = {
     "syntax": ("parse", "def f(:", "SyntaxError"),
@@ -102,6 +114,12 @@ REFUSED = {
     "late": ("imports", changed("self.turn += 1", "import time"), "time"),
     "relative": ("imports", "from . import x\n" + GOOD, "import of ."),
     "dunder": ("imports", "os = __import__('os')\n" + GOOD, "__import__"),
+    "datetime": (
+        "imports",
+        "import datetime\n"
+        + changed("random.Random(seed)", "random.Random(datetime.date.today().day)"),
+        "reads the clock",
+    ),
     "body": ("load", GOOD + "\n1 / 0", "ZeroDivisionError"),
     "body hangs": ("load", GOOD + "\nwhile True: pass", "timeout"),
     "reset": (
@@ -116,7 +134,46 @@ REFUSED = {
         changed("truncated = ", "while self.turn > 20: pass\n        truncated = "),
         "timeout",
     ),
-    "reward": ("contract", changed("0.0, False, truncated", "5.0, False, truncated"), "schema"),
+    "hang at step 4": (
+        "contract",
+        SLEEP + changed("truncated = ", "if self.turn > 3: sleep(99)\n        truncated = "),
+        "timeout",
+    ),
+    "lost at once, then a hang": (
+        "contract",
+        SLEEP
+        + changed(
+            "self.turn += 1", "self.turn += 1\n        if action == 'yes': sleep(99)"
+        ).replace("0.0, False, truncated", "0.0, True, False"),
+        "timeout",
+    ),
+    "reward": ("schema", changed("0.0, False, truncated", "5.0, False, truncated"), "5"),
+    "reward not finite": (
+        "schema",
+        changed("0.0, False, truncated", "float('nan'), False, truncated"),
+        "step",
+    ),
+    "coin-flip reward": (
+        "determinism",
+        changed(
+            "self.dial / 10, False, truncated, {}\n        self.dial",
+            "COIN() < 0.5, False, truncated, {}\n        self.dial",
+        ).replace("COIN() < 0.5", "float(random.SystemRandom().random() < 0.5)"),
+        "random.Random(seed)",
+    ),
+    "hash order": (
+        "determinism",
+        changed(
+            "That is no number.", "{' '.join({'amber', 'basalt', 'cobalt', 'dolmen'})}"
+        ).replace('return "{', 'return f"{'),
+        "another process",
+    ),
+    "hash": ("determinism", changed("random.Random(seed)", "random.Random(hash(str(seed)))"), ""),
+    "process id": (
+        "determinism",
+        changed("random.Random(seed)", "random.Random(random._os.getpid())"),
+        "",
+    ),
     "system random": ("determinism", changed("random.Random(seed)", "random.SystemRandom()"), ""),
     "global random": (
         "determinism",
@@ -153,7 +210,17 @@ REFUSED = {
         ),
         "",
     ),
-    "one instance": ("variety", ALWAYS_SAME, "4 seeds"),
+    "one instance": ("variety", ALWAYS_SAME, "14 seeds have 1"),
+    "three instances": (
+        "variety",
+        changed("random.Random(seed)", "random.Random(seed % 3)"),
+        "have 3",
+    ),
+    "one answer": (  # the seed changes what is told, and not what wins
+        "variety",
+        changed("[rng.randint(10, 99) for _ in range(3)]", "[11, 22, 33]"),
+        "have 1 different",
+    ),
     "solution raises": ("solution", changed("return [str(", "return [missing("), "NameError"),
     "solution type": (
         "solution",
@@ -175,7 +242,35 @@ REFUSED = {
         changed("number) for", "number + (self.code == [17, 21, 20])) for"),
         "",
     ),
+    "another seed loses": (  # one of the probe seeds
+        "solution",
+        changed("number) for", "number + (self.code == [28, 68, 68])) for"),
+        "seed 100",
+    ),
+    "wins on one seed only": (
+        "solution",
+        changed(
+            "self.dial, self.turn = 0, 0", "self.dial, self.turn, self.seed = 0, 0, seed"
+        ).replace("number) for", "number + (self.seed != 2)) for"),
+        "do not win",
+    ),
     "partial reward": ("solution", changed("1.0, True, False", "0.9, True, False"), "reward 0.9"),
+    "constant reward": (
+        "solution",
+        GOOD.replace("0.0, False", "0.5, False")
+        .replace("self.dial / 10, False", "0.5, False")
+        .replace("1.0, True", "0.5, True"),
+        "reward 0.5",
+    ),
+    "unwinnable": ("solution", changed("if self.dial == 3:", "if self.dial == 4:"), "do not win"),
+    "seeded coin": (  # won or lost by the seed, whatever is done
+        "solution",
+        changed(
+            "wanted = self.code[self.dial]",
+            "return 'Coin.', float(self.code[0] % 2), True, False, {}",
+        ),
+        "reward 0",
+    ),
     "solution too long": (
         "solution",
         changed("return [str(", "return ['?'] * 10 + [str("),
@@ -189,14 +284,60 @@ REFUSED = {
         .replace("Now dial", "Now dial {self.code.append(0) or ''}"),
         "do not win",
     ),
+    "reward for any input": (
+        "outcomes",
+        changed("self.turn += 1", "return f'{action}!', 1.0, True, False, {}"),
+        "senseless actions win",
+    ),
+    "no feedback": (
+        "feedback",
+        GOOD.replace('"That is no number."', "'Hm.'")
+        .replace('f"{number} is too {word}."', "'Hm.'")
+        .replace('f"Click. Now dial {self.dial + 1}."', "'Hm.'")
+        .replace('"The vault opens."', "'Hm.'"),
+        "the same",
+    ),
+    "echo": (
+        "feedback",
+        GOOD.replace('"That is no number."', "f'Heard {action}.'")
+        .replace('f"{number} is too {word}."', "f'Heard {action}.'")
+        .replace('f"Click. Now dial {self.dial + 1}."', "f'Heard {action}.'")
+        .replace('"The vault opens."', "f'Heard {action}.'"),
+        "the same",
+    ),
+    "answer shown": (
+        "leak",
+        changed("dial 1 of 3.", "dial 1 of 3, not {self.code[0]}, {self.code[1]}, {self.code[2]}!"),
+        "100% of the seeds, word for word",
+    ),
+    "one answer shown": (
+        "leak",
+        changed("for _ in range(3)", "for _ in range(1)")
+        .replace("self.dial == 3", "self.dial == 1")
+        .replace("dial 1 of 3.", "code {self.code[0]}."),
+        "100% of the seeds, as word 4",
+    ),
+    "waiting wins": (
+        "no_op",
+        changed(
+            "self.turn += 1",
+            "self.turn += 1\n        self.noise = self.turn == 1 or bool(action) or self.noise\n"
+            "        if self.turn == 9 and not self.noise:\n"
+            "            return 'It opened by itself.', 1.0, True, False, {}",
+        ).replace(
+            "self.turn == 1 or bool(action) or self.noise",
+            "bool(action) or self.turn > 1 and self.noise",
+        ),
+        "repeating ''",
+    ),
     "constant": ("constant", changed("if number != wanted:", "if number < 1:"), "repeating"),
     "any text": (
-        "constant",
+        "outcomes",
         changed(
             'return "That is no number.", 0.0, False, truncated, {}',
             "number = self.code[self.dial]",
         ),
-        "100%",
+        "senseless",
     ),
     "random": ("random", changed("number != wanted", "number % 3 != wanted % 3"), "at random"),
 }
@@ -214,9 +355,9 @@ def test_the_first_gate_that_fails_is_named(shared, name: str):
 @pytest.mark.parametrize(
     ("overrides", "gate"),
     [
-        ({"solution_seeds": ()}, "solution"),
-        ({"solution_seeds": (1, 1)}, "variety"),
-        ({"probe_seeds": ()}, "constant"),
+        ({"solution_seeds": ()}, "contract"),
+        ({"solution_seeds": (1, 1), "probe_seeds": (1,)}, "variety"),
+        ({"probe_seeds": ()}, "no_op"),
         ({"probe_seeds": (0,)}, "constant"),  # the seed whose solution is repeated
     ],
 )
@@ -227,17 +368,22 @@ def test_a_gate_that_cannot_run_refuses(shared, overrides: dict[str, Sequence[in
 
 def test_measures_hold_what_was_reached(shared):
     found = verdict(shared, REFUSED["random"][1])
-    assert found.measures["num_solution_seeds"] == 4
+    assert found.measures["num_solution_seeds"] == 14
     assert found.measures["constant_win_frac"] == 0.0
     assert found.measures["random_win_frac"] > 0.1
-    assert verdict(shared, REFUSED["one instance"][1]).measures == {}
+    assert verdict(shared, REFUSED["one instance"][1]).measures == {
+        "similarity": 0.0,
+        "num_instances": 1,
+    }
     assert "random_win_frac" not in verdict(shared, REFUSED["constant"][1]).measures
 
 
-def test_a_fault_of_ours_is_not_the_programs(shared):
-    kill = "os = _sys.modules['os']\nos.kill(os.getppid(), 9)\nwhile True: pass"
-    deed = f"\nfrom collections import _sys\n{kill}"
-    found = verdict(shared, GOOD + deed)
+def test_a_fault_of_ours_is_not_the_programs(shared, monkeypatch):
+    async def load(program: str, replica: int = 0) -> Fault:
+        return Fault(Outcome.INFRASTRUCTURE, "the zygote died")
+
+    monkeypatch.setattr(shared.pool, "load", load)
+    found = verdict(shared, GOOD)
     assert (found.admitted, found.gate) == (False, "infrastructure")
 
 
@@ -259,6 +405,8 @@ def test_one_worker_at_a_time_is_enough(shared):
                 max_probe_win_frac=0.1,
                 max_turns=12,
                 rng_seed=0,
+                known={},
+                duplicate_similarity=0.95,
             )
 
     assert shared.run(narrow()).admitted
@@ -270,3 +418,78 @@ def test_an_admission_takes_little_processor_time(shared):
     start = time.process_time()
     verdict(shared, GOOD, solution_seeds=range(5), probe_seeds=range(100, 120))
     assert time.process_time() - start < 1.0
+
+
+def test_each_gate_refuses_some_program_here():
+    gates = {gate for gate, _, _ in REFUSED.values()}
+    assert gates | {Gate.DUPLICATE, Gate.CRITERIA} == GENERATED
+
+
+def test_the_gates_are_reported_as_far_as_they_were_reached(shared):
+    found = verdict(shared, REFUSED["answer shown"][1])
+    assert found.gates == {
+        **dict.fromkeys(
+            ("parse", "imports", "duplicate", "load", "contract", "schema", "determinism"), "passed"
+        ),
+        **dict.fromkeys(("variety", "solution", "outcomes", "feedback"), "passed"),
+        "criteria": "not_applicable",
+        "leak": "refused",
+    }
+
+
+RENAMED = (
+    GOOD.replace("VaultEnv", "SafeEnv")
+    .replace("code", "secret")
+    .replace("number", "guess")
+    .replace("That is no guess", "That is no number")
+    .replace("Say a guess", "Say a number")
+    .replace("10 to 99", "20 to 50")
+    .replace("10, 99", "20, 50")
+    .replace("self.turn += 1", "self.turn += 1  # one more")
+)
+
+
+@pytest.mark.parametrize(
+    "known", [GOOD, GOOD + "\n# the same\n", GOOD.replace('    """O', '    """L')]
+)
+def test_a_program_known_but_for_names_numbers_and_comments_is_refused(shared, known: str):
+    found = verdict(shared, RENAMED, known={"other": "x = 1", "vault": known})
+    assert (found.gate, found.measures) == ("duplicate", {"similarity": 1.0})
+    assert "vault" in found.reason and "95" in found.reason
+
+
+def test_the_same_pattern_with_other_words_is_another_game(shared):
+    other = changed("The vault opens.", "A bell rings.").replace("Vault", "Harbour")
+    other = other.replace("Click. Now dial", "Splash, now buoy").replace("dial 1 of", "buoy 1 of")
+    found = verdict(shared, other, known={"vault": GOOD})
+    assert found.admitted
+    assert 0.5 < found.measures["similarity"] < 0.95
+    strict = verdict(shared, other, known={"vault": GOOD}, duplicate_similarity=0.5)
+    assert strict.gate == "duplicate"
+
+
+def public(shared, program: str, seeds: Sequence[int] = range(3), **claims: bool) -> Verdict:
+    return shared.run(admit_public(shared.pool, program, seeds=seeds, **claims))
+
+
+def test_what_was_not_generated_passes_the_public_gates_alone(shared):
+    """It may import anything, have no solution, be one instance and reward anything."""
+    foreign = "import os.path\n" + ALWAYS_SAME[: ALWAYS_SAME.index("    def solution")]
+    found = public(shared, foreign)
+    assert found.admitted and found.measures == {}
+    others = (GENERATED | HINT_GATES) - PUBLIC
+    assert found.gates == dict.fromkeys(PUBLIC, "passed") | dict.fromkeys(others, "not_applicable")
+
+
+@pytest.mark.parametrize("name", ["body", "hang at step 4", "reward", "hash order", "process id"])
+def test_the_public_gates_refuse_as_well(shared, name: str):
+    gate, program, _ = REFUSED[name]
+    found = public(shared, program)
+    assert (found.admitted, found.gate, found.gates[gate]) == (False, gate, "refused"), found
+    assert found.gates["random"] == "not_applicable"
+    assert public(shared, GOOD, seeds=()).gate == "contract"
+
+
+def test_what_claims_no_determinism_is_not_held_to_it(shared):
+    found = public(shared, REFUSED["system random"][1], deterministic=False)
+    assert found.admitted and found.gates["determinism"] == "not_applicable"

@@ -51,6 +51,7 @@ def test_where_python_finds_its_libraries_is_passed_on(monkeypatch):
     monkeypatch.delenv("LD_LIBRARY_PATH")
     assert "LD_LIBRARY_PATH" not in limits.environment()
     assert limits.environment()["PYTHONHASHSEED"] == "0"
+    assert limits.environment(hash_seed=1)["PYTHONHASHSEED"] == "1"
 
 
 def run(code: str, *arguments: str) -> str:

@@ -12,7 +12,7 @@ from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
 from spade_jax.envs.tool_task import ToolTask
 from spade_jax.envs.tool_use_base_env import ToolUseBaseEnv
-from spade_jax.types import Fault, Outcome, Verdict
+from spade_jax.types import Fault, Gate, Outcome, Verdict
 
 PROGRAMS = Path(__file__).parent / "tool_programs"
 REFUNDS, LAMPS, IMPORTED = (
@@ -27,6 +27,8 @@ def verdict(shared, program: str, **overrides: Any) -> Verdict:
         "max_probe_win_frac": 0.1,
         "max_turns": 12,
         "rng_seed": 0,
+        "known": {},
+        "duplicate_similarity": 0.95,
     }
     return shared.run(admit(shared.pool, program, **(arguments | overrides)))
 
@@ -35,7 +37,8 @@ def verdict(shared, program: str, **overrides: Any) -> Verdict:
 def test_a_good_task_is_admitted(shared, program: str):
     admitted = verdict(shared, program)
     assert admitted.admitted, admitted
-    assert admitted.measures["num_solution_seeds"] == 4
+    assert admitted.measures["num_solution_seeds"] == 14
+    assert admitted.gates[Gate.CRITERIA] == "passed"
 
 
 def changed(old: str, new: str, program: str = LAMPS) -> str:
@@ -85,7 +88,7 @@ REFUSED = {
     "no solution": (changed("def solution", "def plan"), "parse", "LampsEnv has no solution"),
     "no tool": (changed("def tool_panic", "def panic"), "contract", "no method tool_panic"),
     "tool fails": (changed("self.level[room] = level", "1 / 0"), "solution", "ZeroDivisionError"),
-    "one answer for all": (ONE_ANSWER, "constant", "repeating '<answer>7</answer>' wins on 100%"),
+    "one answer for all": (ONE_ANSWER, "variety", "14 seeds have 1 different solutions"),
     "SPADE's base": (IMPORTED, "imports", "import of tool_use_base_env"),
 }
 

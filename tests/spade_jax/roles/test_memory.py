@@ -15,7 +15,7 @@ class DialEnv:
 
 
 def record(name, win_rate, regret=0.1, skill="Optimization", cycle=0):
-    return Record(name, skill, f"{name}Env of x", win_rate, regret, cycle)
+    return Record(name, skill, f"{name}Env of x", win_rate, regret, cycle, f"name = {name!r}")
 
 
 def test_summary_names_class_and_first_words():

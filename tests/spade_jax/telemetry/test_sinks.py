@@ -12,7 +12,14 @@ from helpers import make_episode, make_trajectory, make_turn
 from spade_jax.errors import SpadeError
 from spade_jax.telemetry import sinks
 from spade_jax.telemetry.sinks import JsonlSink, RunFolder, truncate_after, write_atomic
-from spade_jax.types import Design, Environment, EnvironmentSource, Verdict
+from spade_jax.types import (
+    Design,
+    Environment,
+    EnvironmentSource,
+    Gate,
+    GateResult,
+    Verdict,
+)
 
 PROGRAM = "class GuessEnv:\n    name = '\u00e9'\r\n"
 
@@ -38,7 +45,7 @@ def make_design(
         document_id="numpy.sum",
         completion="I would rather not.",
         trajectory=make_trajectory(),
-        verdict=Verdict(admitted=False, gate="parse", reason="no program"),
+        verdict=Verdict(False, "parse", "no program", gates={Gate.PARSE: GateResult.REFUSED}),
         source=source,
     )
 
@@ -216,6 +223,7 @@ def test_rejected_designs_keep_their_reason(tmp_path: Path):
         "gate": "parse",
         "reason": "no program",
         "measures": {},
+        "gates": {"parse": "refused"},
     }
     assert "trajectory" not in record
 

@@ -1,0 +1,121 @@
+"""Which hints are shown: to help is allowed, to play the game for the player is not.
+
+Gates, in order; the first that refuses names the verdict:
+    hint         there is one, of a bearable length, without code or a boxed action
+    hint_leak    it does not contain the winning actions of an instance, in a row or with other
+                 words between them
+    hint_copy    players that copy from it and think of nothing win on few of the probe seeds
+A gate that cannot run refuses. Whether a hint is true or of use is not judged here: the regret
+tells.
+"""
+
+import asyncio
+import re
+from collections.abc import Sequence
+
+from spade_jax.envs import leaks
+from spade_jax.envs.pool import Pool
+from spade_jax.envs.trial import (
+    Play,
+    Refused,
+    Trial,
+    demand,
+    limit,
+    repeat,
+    solution,
+    tokens,
+    wander,
+    win_frac,
+)
+from spade_jax.types import Fault, Gate, Verdict
+
+_CLAUSE = re.compile(r"[.,;:!?\n]+\s*|\s(?:then|and)\s")
+_QUOTED = re.compile(r"[\"'`]([^\"'`\n]+)[\"'`]")
+
+
+async def admit_hint(
+    pool: Pool,
+    program: str,
+    hint: str | None,
+    *,
+    solution_seeds: Sequence[int],
+    probe_seeds: Sequence[int],
+    max_probe_win_frac: float,
+    max_turns: int,
+    rng_seed: int,
+    max_words: int,
+) -> Verdict:
+    """Pass the hint to an admitted program through the gates; the arguments are those of
+    `admit.admit`, and the most words a hint may have."""
+    trial = Trial(
+        pool,
+        program,
+        tuple(dict.fromkeys(solution_seeds)),
+        tuple(dict.fromkeys(probe_seeds)),
+        max_probe_win_frac,
+        max_turns,
+        rng_seed,
+    )
+    try:
+        text = _form(hint, max_words)
+        trial.passed(Gate.HINT)
+        legal = await _leak(trial, text)
+        trial.passed(Gate.HINT_LEAK)
+        await _copy(trial, text, legal)
+        trial.passed(Gate.HINT_COPY)
+    except Refused as refusal:
+        return trial.verdict(refusal)
+    return trial.verdict(None)
+
+
+def _form(hint: str | None, max_words: int) -> str:
+    """The gate `hint`; returns the hint."""
+    if not hint:
+        raise Refused(Gate.HINT, "no hint was written")
+    if (count := len(leaks.words(hint))) > max_words:
+        raise Refused(Gate.HINT, f"hint of {count} words; at most {max_words} are allowed")
+    if "```" in hint or "\\boxed" in hint:
+        raise Refused(Gate.HINT, "hint contains code or a boxed action")
+    return hint
+
+
+async def _leak(trial: Trial, hint: str) -> list[str]:
+    """The gate `hint_leak`; returns every action that wins somewhere.
+
+    A long answer in the hint is refused on a single seed; a short one, or one with other words in
+    between, stands there by chance as well and is refused on as many as thoughtless play may win.
+    """
+    if not trial.seeds:
+        raise Refused(Gate.HINT_LEAK, "there is no seed to try")
+    asked = await asyncio.gather(*(solution(trial, seed) for seed in trial.seeds))
+    solutions: list[list[str]] = [demand(Gate.HINT_LEAK, answer) for answer in asked]
+    for actions in solutions:
+        if len(leaks.words(" ".join(actions))) >= leaks.LONG and leaks.contains(hint, actions):
+            raise Refused(Gate.HINT_LEAK, f"hint contains the winning actions {str(actions)[:200]}")
+    told = sum(leaks.names_in_order(hint, actions) for actions in solutions) / len(solutions)
+    if told > trial.max_win_frac:
+        raise Refused(Gate.HINT_LEAK, f"hint names the winning actions of {told:.0%} of the seeds")
+    return list(dict.fromkeys(action for actions in solutions for action in actions))
+
+
+async def _copy(trial: Trial, hint: str, legal: Sequence[str]) -> None:
+    """The gate `hint_copy`: players that say, over and over, the actions that the hint names, its
+    words, its quotes, its clauses or all of it, and one that draws from all these at random."""
+    named = leaks.named(hint, legal)
+    clauses = [clause for part in _CLAUSE.split(hint) if (clause := part.strip(" \"'`"))]
+    scripts = (named, tokens(hint), _QUOTED.findall(hint), clauses, [hint])
+    candidates = [action for script in scripts for action in script]
+    for script in dict.fromkeys(tuple(script) for script in scripts if script):
+        plays = await asyncio.gather(*(repeat(trial, seed, script) for seed in trial.probe_seeds))
+        _judge(trial, plays, f"saying {str(script)[1:60]}")
+    plays = await asyncio.gather(
+        *(wander(trial, seed, candidates, observe=False) for seed in trial.probe_seeds)
+    )
+    _judge(trial, plays, "drawing from the hint at random")
+
+
+def _judge(trial: Trial, plays: Sequence[Play | Fault], how: str) -> None:
+    frac = win_frac(Gate.HINT_COPY, plays)
+    worst_frac = max(frac, trial.measures.get("hint_copy_win_frac", 0.0))
+    trial.measures["hint_copy_win_frac"] = worst_frac
+    limit(trial, Gate.HINT_COPY, frac, how)

@@ -1,0 +1,141 @@
+"""A hint that plays the game for the player is refused by the gate it fails at."""
+
+from typing import Any
+
+import pytest
+
+from spade_jax.envs.hint_gates import admit_hint
+from spade_jax.envs.limits import Limits
+from spade_jax.envs.pool import Pool
+from spade_jax.types import Verdict
+
+LEVERS = '''import random
+
+
+class LeverEnv:
+    """Levers in a hidden order; a word opens the door as well, and the program does not tell it."""
+
+    def reset(self, seed):
+        rng = random.Random(seed)
+        self.order = rng.sample(["pull amber", "pull basalt", "push cobalt", "push dolmen"], 4)
+        self.done = 0
+        return "Four levers: amber, basalt, cobalt, dolmen.", {}
+
+    def step(self, action):
+        if action == "xyzzy":
+            return "The wall melts.", 1.0, True, False, {}
+        if action != self.order[self.done]:
+            self.done = 0
+            return "Clank.", 0.0, False, False, {}
+        self.done += 1
+        won = self.done == 4
+        return "The door opens." if won else "Click.", float(won), won, False, {}
+
+    def solution(self):
+        return self.order
+'''
+GOOD = "Two levers want to be pulled and two to be pushed; a click means that the order is right."
+
+
+def verdict(shared, hint: str | None, program: str = LEVERS, **overrides: Any) -> Verdict:
+    arguments: dict[str, Any] = {
+        "solution_seeds": range(4),
+        "probe_seeds": range(100, 110),
+        "max_probe_win_frac": 0.1,
+        "max_turns": 12,
+        "rng_seed": 0,
+        "max_words": 40,
+    }
+    return shared.run(admit_hint(shared.pool, program, hint, **(arguments | overrides)))
+
+
+def test_a_hint_about_the_rule_is_shown(shared):
+    assert verdict(shared, GOOD) == Verdict(
+        True,
+        measures={"hint_copy_win_frac": 0.0},
+        gates={"hint": "passed", "hint_leak": "passed", "hint_copy": "passed"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("hint", "gate", "word"),
+    [
+        (None, "hint", "no hint"),
+        ("", "hint", "no hint"),
+        ("word " * 41, "hint", "41 words"),
+        ("Say \\boxed{pull amber}", "hint", "boxed"),
+        ("```\ncode\n```", "hint", "code"),
+        # the order of seed 0, the only one of the fourteen
+        ("push dolmen, pull BASALT, pull amber, push cobalt.", "hint_leak", "winning actions"),
+        ("The word is xyzzy", "hint_copy", "saying"),
+        ("Try 'xyzzy' at the door", "hint_copy", "saying"),
+        ("xyzzy", "hint_copy", "saying"),
+    ],
+)
+def test_the_gate_that_fails_is_named(shared, hint: str | None, gate: str, word: str):
+    found = verdict(shared, hint)
+    assert (found.admitted, found.gate, found.gates[gate]) == (False, gate, "refused"), found
+    assert word in found.reason
+
+
+SHORT = LEVERS.replace(", 4)\n", ", 1)\n").replace("self.done == 4", "self.done == 1")
+
+
+def test_an_answer_with_words_between_is_refused_where_it_holds_for_many_seeds(shared):
+    rare = verdict(shared, "First push the dolmen, last pull amber", program=LEVERS)
+    assert rare.admitted
+    often = verdict(shared, "It may be that you pull amber, or not", program=SHORT)
+    assert (often.gate, often.measures) == ("hint_leak", {})
+    assert "of the seeds" in often.reason
+
+
+def test_a_player_that_does_what_the_hint_names_is_tried(shared):
+    backdoor = LEVERS.replace(
+        'if action == "xyzzy":',
+        'self.past = [*getattr(self, "past", []), action][-2:]\n'
+        '        if self.past == ["pull amber", "push dolmen"]:',
+    )
+    hint = "Whatever the order, once you pull amber it helps to push dolmen next."
+    found = verdict(shared, hint, program=backdoor)
+    assert (found.gate, found.measures) == ("hint_copy", {"hint_copy_win_frac": 1.0})
+    assert "'pull amber', 'push dolmen'" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("overrides", "gate"),
+    [({"solution_seeds": (), "probe_seeds": ()}, "hint_leak"), ({"probe_seeds": ()}, "hint_copy")],
+)
+def test_a_gate_that_cannot_run_refuses(shared, overrides: dict[str, Any], gate: str):
+    found = verdict(shared, GOOD, **overrides)
+    assert (found.admitted, found.gate) == (False, gate)
+
+
+def test_a_program_that_breaks_meanwhile_is_refused(shared):
+    broken = LEVERS.replace("return self.order", "return missing")
+    assert verdict(shared, GOOD, program=broken).gate == "hint_leak"
+
+
+def test_a_fault_of_ours_is_not_the_programs(shared):
+    kill = "from collections import _sys\nos = _sys.modules['os']\nos.kill(os.getppid(), 9)\n"
+    assert (
+        verdict(shared, GOOD, program=LEVERS + kill + "while True: pass").gate == "infrastructure"
+    )
+
+
+def test_the_same_hint_gives_the_same_verdict(shared):
+    async def elsewhere() -> Verdict:
+        async with Pool(Limits(max_workers=1, instances_per_worker=2)) as pool:
+            return await admit_hint(
+                pool,
+                SHORT,
+                "amber is one of four",
+                solution_seeds=range(4),
+                probe_seeds=range(100, 110),
+                max_probe_win_frac=1.0,
+                max_turns=3,
+                rng_seed=0,
+                max_words=40,
+            )
+
+    found = verdict(shared, "amber is one of four", SHORT, max_probe_win_frac=1.0, max_turns=3)
+    assert found == shared.run(elsewhere())

@@ -1,0 +1,88 @@
+"""A text tells an answer when a player need only read it off; words in common are no leak."""
+
+import random
+
+import pytest
+
+from spade_jax.envs import leaks
+
+SHUFFLED = [["amber", "basalt", "cobalt", "dolmen", "ember"] for _ in range(10)]
+for _seed, _words in enumerate(SHUFFLED):
+    random.Random(_seed).shuffle(_words)
+
+
+def told(shown: list[str], solutions: list[list[str]]) -> tuple[float, str]:
+    return leaks.told_frac(dict(enumerate(shown)), dict(enumerate(solutions)))
+
+
+def test_a_long_answer_is_told_wherever_it_stands():
+    codes = [[str(seed + 10), str(seed + 40), str(seed + 70)] for seed in range(10)]
+    shown = [f"{'Well. ' * seed}({a}, {b}, {c}) is it." for seed, (a, b, c) in enumerate(codes)]
+    assert told(shown, codes) == (1.0, "word for word")
+    assert told([*shown[:3], *["Hm."] * 7], codes)[0] == pytest.approx(0.3)
+    assert told([f"{a} and {b}, {c}" for a, b, c in codes], codes)[0] == 0.0
+
+
+def test_what_all_solutions_have_in_common_is_not_the_answer():
+    solutions = [[f"set red {n}", f"set blue {n + 20}", f"set green {n + 40}"] for n in range(10)]
+    assert told([f"{n} {n + 20} {n + 40}" for n in range(10)], solutions)[0] == 1.0
+    assert told(["set red, set blue, set green"] * 10, solutions)[0] == 0.0
+
+
+def test_an_order_that_the_text_shows_by_chance_is_no_leak():
+    assert told(["Order amber, basalt, cobalt, dolmen, ember."] * 10, SHUFFLED)[0] == 0.0
+    same = SHUFFLED[0]
+    assert told([f"Order {', '.join(same)}."] * 10, [same, same, *SHUFFLED[:8]])[0] == 0.0
+    assert told([f"Order {', '.join(order)}." for order in SHUFFLED], SHUFFLED)[0] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("{} it is, said {noise}", "as word 1"),
+        ("{noise}, so {}", "as word 1 from the end"),
+        ("{noise}. The code is {}, {noise}", "after 'code is'"),
+    ],
+)
+def test_a_short_answer_is_told_at_a_fixed_place(text: str, place: str):
+    shown = [text.format(n * 7, noise="hm " * n) for n in range(1, 11)]
+    assert told(shown, [[str(n * 7)] for n in range(1, 11)]) == (1.0, place)
+
+
+def test_one_of_many_options_is_no_leak():
+    rng = random.Random(0)
+    options = [f"word{index}" for index in range(30)]
+    shown = [f"Which is odd? {' '.join(rng.sample(options, 20))}" for _ in range(12)]
+    answers = [[rng.choice(text.split()[3:])] for text in shown]
+    assert told(shown, answers)[0] == 0.0
+
+
+def test_solutions_of_other_lengths_or_without_a_word_can_be_judged():
+    solutions = [["go"] * (n + 3) for n in range(5)] + [["→", "+"]]
+    assert told(["go " * 3] * 6, solutions)[0] == 0.0
+    assert told(["x", "y"], [["+"], ["-"]])[0] == 0.0
+
+
+def test_contains_wants_all_actions_in_a_row():
+    actions = ["fire cheby", "ripple", "lock"]
+    assert leaks.contains("First fire Cheby. RIPPLE, lock!", actions)
+    assert not leaks.contains("fire cheby, then ripple, then lock", actions)
+    assert not leaks.contains("misfire cheby ripple locks", actions)
+    assert not leaks.contains("anything", ["+"])
+
+
+def test_names_in_order_allows_words_between():
+    actions = ["fire cheby", "ripple", "ripple"]
+    assert leaks.names_in_order("fire cheby, then ripple and again ripple", actions)
+    assert leaks.names_in_order("fire cheby ripple ripple", actions)
+    assert not leaks.names_in_order("fire cheby, then ripple", actions)
+    assert not leaks.names_in_order("ripple, ripple, fire cheby", actions)
+    assert not leaks.names_in_order("fire the cheby, ripple, ripple", actions)
+    assert not leaks.names_in_order("anything", [])
+
+
+def test_named_takes_the_longest_action_at_each_word():
+    actions = ["go", "go north", "take key", "+"]
+    text = "Go north first; then take key, take a rest, and GO."
+    assert leaks.named(text, actions) == ["go north", "take key", "go"]
+    assert leaks.named(text, []) == []
