@@ -1,14 +1,7 @@
-"""What a worker may use, and how processes are started and confined. Standard library only, Linux
-only.
-
-`confine` is the one place where a forked worker gives its rights away, in the order that matters:
-descriptors, death with the parent, no dumps, empty surroundings, resource limits, no new
-privileges. It does not filter system calls or files and does not change the user: a program can
-still read what the user can read and open sockets. Under root the process limit is not enforced by
-the kernel; what a program forks is then killed with its worker.
+"""What a worker may use, and how processes are started, looked at and ended. Standard library only,
+Linux only. How a worker is confined is in `confine`.
 """
 
-import contextlib
 import ctypes
 import os
 import resource
@@ -35,9 +28,8 @@ _ENVIRONMENT = {
     "LANG": "C.UTF-8",
 }
 
-CHANNEL = 3  # descriptor of a worker's only connection
+CHANNEL = 10  # descriptor of a worker's only connection
 CPU_S = 600  # processor seconds of one worker's life: stops a thread that spins between requests
-_OPEN_FILES = 64
 _OUR_OPEN_FILES = 1024  # of supervisor and zygotes
 _SWEEP_S = 2.0
 _SWEEP_ROUNDS = 1000
@@ -49,7 +41,7 @@ _BOOT = (
 )
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 4, 36, 38
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 
 
 @dataclass(frozen=True)
@@ -62,6 +54,7 @@ class Limits:
     memory_bytes: int = 256 * 2**20  # address space a worker may add to its zygote's
     max_workers: int = 16  # worker processes alive at once
     instances_per_worker: int = 32  # episodes one worker holds
+    unsafe_sandbox: str = ""  # `tier.ACCEPT` runs programs on a host that cannot contain them
 
 
 def environment() -> dict[str, str]:
@@ -176,43 +169,6 @@ def missing() -> str:
 def address_space() -> int:
     """Bytes of address space this process has mapped."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-
-
-def confine(channel: int, parent: int, max_address_space: int) -> None:
-    """Give up, in a new worker, all that a program must not have. `channel` becomes `CHANNEL`."""
-    _keep_only(channel)
-    os.setsid()
-    die_with_parent(parent)
-    with contextlib.suppress(OSError):  # a favour to the trainer, not a wall
-        Path("/proc/self/oom_score_adj").write_text("1000")  # not writable once dumps are off
-    _prctl(_PR_SET_DUMPABLE, 0)
-    os.chdir("/")
-    for limit, value in (
-        (resource.RLIMIT_AS, max_address_space),
-        (resource.RLIMIT_CPU, CPU_S),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, _OPEN_FILES),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_NPROC, 0),
-    ):
-        _lower(limit, value)
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-
-
-def _keep_only(channel: int) -> None:
-    if channel != CHANNEL:  # dup3 refuses equal descriptors
-        os.dup2(channel, CHANNEL, inheritable=False)
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(null, descriptor)
-    os.closerange(CHANNEL + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-
-
-def _lower(limit: int, value: int) -> None:
-    hard = resource.getrlimit(limit)[1]
-    if hard != resource.RLIM_INFINITY:
-        value = min(value, hard)
-    resource.setrlimit(limit, (value, value))
 
 
 def _prctl(option: int, value: int) -> None:

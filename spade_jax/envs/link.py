@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from spade_jax.envs import limits, wire
+from spade_jax.envs import limits, tier, wire
 from spade_jax.envs.supervisor import MAX_STRETCH, READY
 from spade_jax.errors import SandboxError
 
@@ -53,7 +53,7 @@ class Link(asyncio.Protocol):
     ) -> None:
         self.process = process
         self.alive = True
-        self.ready = asyncio.get_running_loop().create_future()
+        self.ready: asyncio.Future[tier.Sandbox] = asyncio.get_running_loop().create_future()
         self._on_answer = on_answer
         self._on_lost = on_lost
         self._decoder = wire.Decoder()
@@ -105,8 +105,10 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for number, worker, status, value in self._decoder.feed(data):
             if worker == READY:
+                if self.ready.done():
+                    continue
                 if status == "ok":
-                    self.ready.set_result(None)
+                    self.ready.set_result(tier.loads(value))
                 else:
                     self.ready.set_exception(
                         SandboxError(f"environments cannot run on this host: {value}")
@@ -157,20 +159,22 @@ class Link(asyncio.Protocol):
 
 
 async def launch(
-    memory_bytes: int,
+    bounds: limits.Limits,
+    weaken: str,
     on_answer: Callable[[int, Any, Answer], None],
     on_lost: Callable[[Link], None],
-) -> Link:
-    """Start a supervisor and wait until its zygotes are warm.
+) -> tuple[Link, tier.Sandbox]:
+    """Start a supervisor and wait until its zygotes are warm and have tried their walls.
 
     Raises:
-        SandboxError: it cannot be started.
+        SandboxError: it cannot be started, or this host does not contain workers and the user has
+            not accepted that.
     """
     if sys.platform != "linux":
         raise SandboxError(f"environments run on Linux only; this is {sys.platform}")
     ours, theirs = socket.socketpair()
     with theirs:
-        arguments = (theirs.fileno(), os.getpid(), memory_bytes)
+        arguments = (theirs.fileno(), os.getpid(), bounds.memory_bytes, weaken)
         try:
             process = subprocess.Popen(
                 limits.command("spade_jax.envs.supervisor", *arguments),
@@ -186,7 +190,9 @@ async def launch(
     link = Link(process, on_answer, on_lost)
     await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
     try:
-        await asyncio.wait_for(link.ready, _START_S)
+        sandbox = await asyncio.wait_for(link.ready, _START_S)
+        if bounds.unsafe_sandbox != tier.ACCEPT and (problem := sandbox.refusal()):
+            raise SandboxError(problem)
     except TimeoutError as error:
         await link.stop()
         raise SandboxError(
@@ -195,4 +201,4 @@ async def launch(
     except BaseException:
         await link.stop()
         raise
-    return link
+    return link, sandbox

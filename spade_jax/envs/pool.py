@@ -21,6 +21,7 @@ from spade_jax.envs import api
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.link import Answer, Link, launch
 from spade_jax.envs.supervisor import ALIVE, BLAMELESS, IDLE, READY, WORN
+from spade_jax.envs.tier import Sandbox
 from spade_jax.errors import SandboxError
 from spade_jax.types import Fault, Outcome, Reply
 
@@ -55,8 +56,12 @@ class _Worker:
 class Pool:
     """Workers for any number of programs; `async with Pool(limits) as pool`, or start, close."""
 
-    def __init__(self, limits: Limits) -> None:
+    sandbox: Sandbox  # what contains the workers, once started
+
+    def __init__(self, limits: Limits, weaken: str = "") -> None:
+        """`weaken` takes walls of the sandbox away, for tests: see `confine.prepare`."""
         self.limits = limits
+        self._weaken = weaken
         self._link: Link | None = None
         self._open = False
         self._launching = asyncio.Lock()
@@ -128,7 +133,9 @@ class Pool:
             if self._link is None or not self._link.alive:
                 if self._link is not None:
                     await self._link.stop()
-                self._link = await launch(self.limits.memory_bytes, self._on_answer, self._on_lost)
+                self._link, self.sandbox = await launch(
+                    self.limits, self._weaken, self._on_answer, self._on_lost
+                )
             return self._link
 
     async def _enter_worker(self, program: str, replica: int) -> _Worker:

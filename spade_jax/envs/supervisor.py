@@ -30,7 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from spade_jax.envs import limits, wire
+from spade_jax.envs import limits, tier, wire
 
 IDLE = -1  # request number of the notice that an idle worker went down
 READY = 0  # worker number of the notice that the supervisor is up, or why it cannot be
@@ -90,15 +90,16 @@ class _Zygote:
     replica: int
     process: subprocess.Popen[bytes]
     control: socket.socket
-    ready: bool = False
+    sandbox: tier.Sandbox | None = None  # what its probe found; None until it is ready
 
 
 class Supervisor:
     """All state of the supervisor process; `run` returns when the trainer is gone."""
 
-    def __init__(self, trainer: socket.socket, memory_bytes: int) -> None:
+    def __init__(self, trainer: socket.socket, memory_bytes: int, weaken: str) -> None:
         self._trainer = trainer
         self._memory_bytes = memory_bytes
+        self._weaken = weaken
         self._decoder = wire.Decoder()
         self._outbox = bytearray()
         self._blocked = False  # the trainer is not reading
@@ -308,7 +309,7 @@ class Supervisor:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
-            arguments = (theirs.fileno(), os.getpid(), self._memory_bytes)
+            arguments = (theirs.fileno(), os.getpid(), self._memory_bytes, self._weaken)
             process = subprocess.Popen(
                 limits.command("spade_jax.envs.zygote", *arguments),
                 pass_fds=[theirs.fileno()],
@@ -331,7 +332,7 @@ class Supervisor:
 
     def _read_zygote(self, zygote: _Zygote) -> None:
         try:
-            data = zygote.control.recv(4096)
+            data = zygote.control.recv(_CHUNK)
         except BlockingIOError:
             return
         except ConnectionError:
@@ -341,10 +342,13 @@ class Supervisor:
             return
         operation, *arguments = json.loads(data)
         if operation == "ready":
-            zygote.ready = True
-            if not self._told_ready and all(other.ready for other in self._zygotes):
+            zygote.sandbox = tier.loads(*arguments)
+            found = [other.sandbox for other in self._zygotes if other.sandbox is not None]
+            if not self._told_ready and len(found) == REPLICAS:
                 self._told_ready = True  # once: the trainer waits for it only at the start
-                self._reply(IDLE, READY, "ok", None)
+                self._reply(IDLE, READY, "ok", tier.worst(found).dumps())
+        elif operation == "unfit":
+            self._reply(IDLE, READY, "infrastructure", *arguments)
         elif operation == "forked":
             self._forked(zygote, *arguments)
         elif operation == "failed":
@@ -458,7 +462,7 @@ def _wanted(blocked: bool) -> int:
 
 def main() -> None:
     """Serve the trainer at the other end of the descriptor given, until it is gone."""
-    descriptor, parent, memory_bytes = map(int, sys.argv[1:])
+    descriptor, parent, memory_bytes = map(int, sys.argv[1:4])
     limits.die_with_parent(parent)
     limits.adopt_orphans()
     limits.few_files()
@@ -467,7 +471,7 @@ def main() -> None:
         trainer.sendall(wire.encode([IDLE, READY, "infrastructure", problem]))
         return
     trainer.setblocking(False)
-    supervisor = Supervisor(trainer, memory_bytes)
+    supervisor = Supervisor(trainer, memory_bytes, weaken=sys.argv[4])
     try:
         supervisor.run()
     finally:

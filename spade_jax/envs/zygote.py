@@ -1,8 +1,12 @@
 """A warm interpreter that forks workers on request. Standard library, and numpy if it is there.
 
-It has one thread and no secret, and parses nothing that a program wrote. A worker stays unreaped
-until the supervisor asks, so the supervisor can signal it by number without ever hitting a
-stranger.
+It has one thread and no secret, and parses nothing that a program wrote. Before it is ready it
+builds the walls of its workers and has them probed. A worker stays unreaped until the supervisor
+asks, so the supervisor can signal it by number without ever hitting a stranger.
+
+What programs ordinarily import is loaded here, submodules that would be imported at first use
+included: a worker that may not open files, or not those of the interpreter, then has it all the
+same.
 """
 
 import contextlib
@@ -13,24 +17,55 @@ import os
 import signal
 import socket
 import sys
+import warnings
 
-from spade_jax.envs import limits, wire, worker
+from spade_jax.envs import confine, limits, probe, wire, worker
 
+_ALSO_LOADED = (
+    "_strptime", "argparse", "ast", "asyncio", "base64", "binascii", "builtins", "calendar", "code",
+    "codecs", "collections.abc", "colorsys", "configparser", "contextvars", "copyreg", "csv",
+    "ctypes.util", "email", "errno", "filecmp", "fnmatch", "gc", "getpass", "gettext", "glob",
+    "graphlib", "gzip", "html", "importlib.metadata", "importlib.resources", "inspect", "io",
+    "ipaddress", "keyword", "linecache", "locale", "logging", "marshal", "mmap", "multiprocessing",
+    "multiprocessing.process", "multiprocessing.popen_fork", "multiprocessing.shared_memory",
+    "multiprocessing.util", "os", "pathlib", "pickle", "pkgutil", "platform", "pprint", "pwd",
+    "queue", "reprlib", "resource", "sched", "secrets", "select", "selectors", "shelve", "shlex",
+    "shutil", "signal", "socket", "ssl", "stat", "struct", "subprocess", "sys", "sysconfig",
+    "tempfile", "threading", "time", "timeit", "token", "tokenize", "traceback", "unittest",
+    "unittest.mock", "urllib.parse", "urllib.request", "uuid", "warnings", "weakref", "zipfile",
+    "zlib", "zoneinfo", "concurrent.futures.thread",
+    *(f"encodings.{name}" for name in (
+        "ascii", "base64_codec", "charmap", "cp1252", "cp437", "hex_codec", "idna", "iso8859_1",
+        "iso8859_15", "latin_1", "punycode", "raw_unicode_escape", "rot_13", "unicode_escape",
+        "utf_16", "utf_16_be", "utf_16_le", "utf_32", "utf_32_be", "utf_32_le", "utf_7",
+        "utf_8_sig", "zlib_codec",
+    )),
+    *(f"numpy.{name}" for name in (
+        "char", "ctypeslib", "fft", "lib.stride_tricks", "linalg", "ma", "polynomial", "random",
+        "rec", "strings",
+    )),
+)  # fmt: skip
 
 def main() -> None:
     """Serve `["fork", number]` (with a channel) and `["reap", pid]` until the supervisor ends."""
-    descriptor, parent, memory_bytes = map(int, sys.argv[1:])
+    descriptor, parent, memory_bytes = map(int, sys.argv[1:4])
+    weaken = sys.argv[4]
     limits.die_with_parent(parent)
     limits.adopt_orphans()
     os.nice(5)  # workers make room for the trainer
     control = socket.socket(fileno=descriptor)
-    for name in limits.ALLOWED_IMPORTS:
-        with contextlib.suppress(ImportError):  # numpy is optional
-            importlib.import_module(name)
+    with warnings.catch_warnings(action="ignore"):  # what is on its way out still serves
+        for name in (*limits.ALLOWED_IMPORTS, *_ALSO_LOADED):
+            with contextlib.suppress(ImportError):  # numpy is optional
+                importlib.import_module(name)
+    try:
+        walls, sandbox = probe.run(confine.prepare(memory_bytes, weaken))
+    except OSError as error:
+        _tell(control, "unfit", str(error))
+        return
     gc.collect()
     gc.freeze()
-    max_address_space = limits.address_space() + memory_bytes
-    _tell(control, "ready")
+    _tell(control, "ready", sandbox.dumps())
     workers: set[int] = set()
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
@@ -38,7 +73,7 @@ def main() -> None:
             return
         operation, argument = json.loads(message)
         if operation == "fork":
-            _fork(control, argument, descriptors[0], max_address_space, workers)
+            _fork(control, argument, descriptors[0], walls, workers)
         else:
             _tell(control, "reaped", argument, _reap(argument, workers))
 
@@ -48,7 +83,7 @@ def _tell(control: socket.socket, *message: object) -> None:
 
 
 def _fork(
-    control: socket.socket, number: int, channel: int, max_address_space: int, workers: set[int]
+    control: socket.socket, number: int, channel: int, walls: confine.Walls, workers: set[int]
 ) -> None:
     zygote = os.getpid()
     try:
@@ -60,7 +95,7 @@ def _fork(
     if pid == 0:
         control.detach()  # `confine` closes it, and its number may be used again
         try:
-            _live(channel, zygote, max_address_space)
+            _live(channel, zygote, walls)
         finally:
             os._exit(1)
     os.close(channel)
@@ -68,10 +103,10 @@ def _fork(
     _tell(control, "forked", number, pid)
 
 
-def _live(channel: int, zygote: int, max_address_space: int) -> None:
+def _live(channel: int, zygote: int, walls: confine.Walls) -> None:
     """The life of a worker. Its first frame says that it is confined; no program comes before."""
     try:
-        limits.confine(channel, zygote, max_address_space)
+        confine.confine(channel, zygote, walls)
     except OSError as error:
         os.write(limits.CHANNEL, wire.encode([worker.HELLO, "infrastructure", f"confine: {error}"]))
         return

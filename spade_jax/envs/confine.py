@@ -1,0 +1,210 @@
+"""What a worker gives up before it sees a program, in the order that matters. Standard library
+only, Linux only.
+
+descriptors (the channel at its fixed number, the rest closed, standard streams to nowhere), a
+session of its own, first in line for the kernel's out-of-memory killer, a user id of its own if
+root and no capability, death with the parent, no dumps, a working folder that no longer exists,
+resource limits, no new privileges, Landlock, and last the filter of system calls.
+
+What the kernel refuses is recorded or raised, never passed over: `probe` tries what all this is
+worth. A shared kernel remains, and so do clocks, and names and sizes of files where the user may
+look.
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import resource
+import tempfile
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from spade_jax.envs import landlock, limits, seccomp
+
+_OPEN_FILES = 64
+_FIRST_UID = 2_100_000_000  # above the users of any directory service
+_MOST_PIDS = 1 << 22
+_PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
+_CAPABILITY_VERSION_3 = 0x20080522
+
+
+class LayerError(OSError):
+    """A layer that was thought to be there refuses to be put up."""
+
+    def __init__(self, layer: str, error: OSError) -> None:
+        super().__init__(error.errno, f"{layer}: {error.strerror}")
+        self.layer = layer
+
+
+@dataclass(frozen=True)
+class Walls:
+    """What a zygote prepares once for all its workers."""
+
+    max_address_space: int  # bytes
+    uids: range  # of which each worker takes one; empty if the user cannot be changed
+    rules: int | None  # descriptor of Landlock's rules
+    landlock_abi: int  # that the rules are made for; 0 without
+    filter: seccomp.Filter | None
+    absent: dict[str, OSError] = field(default_factory=dict)  # layers that cannot be, and why
+
+    def without(self, error: LayerError) -> "Walls":
+        """The walls when a layer turned out to be impossible here."""
+        absent = self.absent | {error.layer: error}
+        if error.layer == "seccomp":
+            return replace(self, filter=None, absent=absent)
+        if self.rules is not None:
+            os.close(self.rules)
+        only_filter = None if self.filter is None else _filter(files=False)
+        return replace(self, rules=None, landlock_abi=0, filter=only_filter, absent=absent)
+
+
+def prepare(memory_bytes: int, weaken: str, read_paths: list[str] | None = None) -> Walls:
+    """Build the walls of this zygote's workers, and leave for a folder that no longer exists.
+
+    Args:
+        memory_bytes: address space a worker may add to what is mapped now.
+        weaken: layers to do without, for tests: of "landlock", "landlock>1" (as a kernel that knows
+            only its first version) and "seccomp", with commas between them.
+        read_paths: what a worker may read; by default the interpreter's library.
+    """
+    weak = weaken.split(",")
+    absent: dict[str, OSError] = {}
+    rules, abi, call_filter = None, 0, None
+    try:
+        limit = 0 if "landlock" in weak else 1 if "landlock>1" in weak else landlock.ANY_ABI
+        rules = landlock.ruleset(read_paths or landlock.library_paths(), limit)
+        abi = min(landlock.abi(), limit)
+    except OSError as error:
+        absent["landlock"] = error
+    try:
+        if "seccomp" in weak:
+            raise OSError(errno.ENOSYS, "turned off for a test")
+        call_filter = _filter(files=rules is not None)
+    except OSError as error:
+        absent["seccomp"] = error
+    with contextlib.suppress(OSError):  # no place to make one: / does as well
+        os.chdir("/")
+        empty = tempfile.mkdtemp()
+        os.chdir(empty)
+        os.rmdir(empty)
+    room = limits.address_space() + memory_bytes
+    return Walls(room, _uids(), rules, abi, call_filter, absent)
+
+
+def confine(channel: int, parent: int, walls: Walls) -> dict[str, OSError]:
+    """Give up, in a new worker, all that a program must not have. `channel` becomes `limits.CHANNEL`.
+
+    Returns what was refused and can be done without.
+
+    Raises:
+        LayerError: Landlock or the filter cannot be put up.
+        OSError: something else cannot, without which there is no worker.
+    """
+    refused: dict[str, OSError] = {}
+    rules = _keep_only(channel, walls.rules)
+    os.setsid()
+    with contextlib.suppress(OSError):  # a favour to the trainer, not a wall
+        Path("/proc/self/oom_score_adj").write_text("1000")  # not writable once dumps are off
+    _drop_user(walls.uids, refused)
+    limits.die_with_parent(parent)  # a change of user would undo it
+    _prctl(_PR_SET_DUMPABLE, 0)
+    for name, value in (
+        ("AS", walls.max_address_space),
+        ("CPU", limits.CPU_S),
+        ("FSIZE", 0),
+        ("NOFILE", _OPEN_FILES),
+        ("CORE", 0),
+        ("NPROC", 0),
+        ("MEMLOCK", 0),
+        ("MSGQUEUE", 0),
+    ):
+        try:
+            _lower(getattr(resource, f"RLIMIT_{name}"), value)
+        except OSError as error:
+            refused[f"rlimit {name}"] = error
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    if rules is not None:
+        try:
+            landlock.restrict(rules)
+        except OSError as error:
+            raise LayerError("landlock", error) from error
+        os.close(rules)
+    if walls.filter is not None:
+        try:
+            walls.filter.install()
+        except OSError as error:
+            raise LayerError("seccomp", error) from error
+    return refused
+
+
+def _filter(*, files: bool) -> seccomp.Filter:
+    return seccomp.build(os.uname().machine, files=files)
+
+
+def _uids() -> range:
+    """User ids for workers, as far above those of people as this user namespace has them."""
+    if os.geteuid() != 0:
+        return range(0)
+    try:
+        lines = Path("/proc/self/uid_map").read_text().splitlines()
+        top = max(int(inside) + int(count) for inside, _, count in map(str.split, lines))
+    except (OSError, ValueError):
+        top = 1 << 16
+    count = min(_MOST_PIDS, top // 4)
+    first = min(_FIRST_UID, top - count - 2)  # the last two may be nobody and overflow
+    return range(first, first + count)
+
+
+def _drop_user(uids: range, refused: dict[str, OSError]) -> None:
+    if uids:
+        uid = uids[os.getpid() % len(uids)]
+        for name, change in (
+            ("groups", lambda: os.setgroups([])),
+            ("gid", lambda: os.setresgid(uid, uid, uid)),
+            ("uid", lambda: os.setresuid(uid, uid, uid)),
+        ):
+            try:
+                change()
+            except OSError as error:
+                refused[name] = error
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    if _libc.capset(header, (ctypes.c_uint32 * 6)()):  # none, whoever it is
+        error = ctypes.get_errno()
+        raise OSError(error, f"capset: {os.strerror(error)}")
+
+
+def _keep_only(channel: int, rules: int | None) -> int | None:
+    """Close all descriptors but the channel and the rules; returns the new one of the rules."""
+    kept = [limits.CHANNEL]
+    if rules is not None:
+        rules = fcntl.fcntl(rules, fcntl.F_DUPFD_CLOEXEC, limits.CHANNEL + 1)
+        kept.append(rules)
+    if channel != limits.CHANNEL:  # dup3 refuses equal descriptors
+        os.dup2(channel, limits.CHANNEL, inheritable=False)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    start = 3
+    for descriptor in kept:
+        os.closerange(start, descriptor)
+        start = descriptor + 1
+    os.closerange(start, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    return rules
+
+
+def _lower(limit: int, value: int) -> None:
+    hard = resource.getrlimit(limit)[1]
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    resource.setrlimit(limit, (value, value))
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, value, 0, 0, 0):
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}, {value}): {os.strerror(error)}")
