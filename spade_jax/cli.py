@@ -11,6 +11,7 @@ import difflib
 import importlib.util
 import io
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,17 +35,6 @@ USAGE = (
     "       spade-jax doctor [options]\n"
     "(spade-jax COMMAND --help lists every field or option)"
 )
-PLAY_DETAILS = """\
-Type one action a line; Ctrl-D leaves. Actions can also be piped in. The program runs confined, as
-in training; what it writes is shown behind a bar, with control characters escaped.
-
---actions FILE: one action a line, blank lines left out; FILE.json holds a list of strings, and
-FILE.jsonl a string a line (for actions with line breaks) or a transcript, to be played again.
---transcript FILE: {"seed", "turn", "action", "observation", "reward", "terminated", "truncated",
-"outcome"} for the reset (action null) and each turn; null is what did not happen.
-
-Exit codes: 0 played, 1 the program or the sandbox broke the episode, 2 bad input, 130 interrupted.
-"""
 
 
 class _StderrHandler(logging.StreamHandler):
@@ -83,8 +73,8 @@ def _run(arguments: list[str]) -> int:
             f"unknown command {command!r}{_closest(command, COMMANDS)}; expected one of "
             f"{', '.join(COMMANDS)}"
         )
-    if command in _SMALL:
-        return _SMALL[command](arguments)
+    if command in _IN_TERMINAL:
+        return _in_terminal(command, arguments)
     if arguments and arguments[0] in ("-h", "--help"):
         parse_overrides(Config(), ["--help"])
     if not arguments or arguments[0].startswith("-"):
@@ -131,7 +121,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _play(arguments: list[str]) -> int:
-    parser = _Parser("play", PLAY_DETAILS)
+    from spade_jax.play import DETAILS, play
+
+    parser = _Parser("play", DETAILS)
     parser.add_argument("target", nargs="?", metavar="FILE|PACKAGE:ID", help="what to play")
     parser.add_argument("--seed", type=_seed, default=0, help="the instance, from 0 (default: 0)")
     parser.add_argument(
@@ -147,13 +139,18 @@ def _play(arguments: list[str]) -> int:
     parser.add_argument(
         "--transcript", type=Path, metavar="FILE", help="write what happens, a JSON object a line"
     )
+    parser.add_argument(
+        "--envs.unsafe-sandbox",
+        dest="unsafe_sandbox",
+        default="",
+        metavar="I-accept",
+        help="play although this host does not contain the program",
+    )
     options = parser.read(arguments)
     if options.target is None:  # as in `play --hint FILE`
         options.target, options.hint = options.hint, ""
     if not options.target:
         parser.error("nothing to play was given; expected a program file or PACKAGE:ID")
-    from spade_jax.play import play
-
     return play(**vars(options))
 
 
@@ -163,7 +160,41 @@ def _seed(text: str) -> int:
     return int(text)
 
 
-_SMALL = {"play": _play}
+def _doctor(arguments: list[str]) -> int:
+    from spade_jax.doctor import DETAILS, LAYERS, doctor
+
+    parser = _Parser("doctor", DETAILS)
+    parser.add_argument(
+        "--hostile",
+        type=Path,
+        metavar="DIR",
+        help="run every program of DIR, confined, and compare what it got with what is right",
+    )
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        choices=LAYERS,
+        metavar="LAYER",
+        help=f"do without a layer, to see what the others hold: {', '.join(LAYERS)}",
+    )
+    parser.add_argument("--json", action="store_true", help="print it all as JSON")
+    options = parser.read(arguments)
+    return doctor(folder=options.hostile, without=options.without, as_json=options.json)
+
+
+_IN_TERMINAL = {"play": _play, "doctor": _doctor}
+
+
+def _in_terminal(command: str, arguments: list[str]) -> int:
+    """Run a command whose output is for a person, whatever it is that shows it."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # letters it cannot show are escaped
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        return _IN_TERMINAL[command](arguments)
+    except BrokenPipeError:  # nobody reads on; what is still buffered has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def load_config(path: Path) -> Config:

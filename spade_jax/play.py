@@ -21,9 +21,22 @@ from typing import Any
 from spade_jax.envs import api
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Instance, Pool
+from spade_jax.envs.tier import ACCEPT
 from spade_jax.errors import SpadeError
 from spade_jax.terminal import visible, visible_lines
 from spade_jax.types import Fault, Outcome, Reply
+
+DETAILS = """\
+Type one action a line; Ctrl-D leaves. Actions can also be piped in. The program runs confined, as
+in training; what it writes is shown behind a bar, with control characters escaped.
+
+--actions FILE: one action a line, blank lines left out; FILE.json holds a list of strings, and
+FILE.jsonl a string a line (for actions with line breaks) or a transcript, to be played again.
+--transcript FILE: {"seed", "turn", "action", "observation", "reward", "terminated", "truncated",
+"outcome", "sandbox"} for the reset (action null) and each turn; null is what did not happen.
+
+Exit codes: 0 played, 1 the program or the sandbox broke the episode, 2 bad input, 130 interrupted.
+"""
 
 _PACKAGE = re.compile(r"[A-Za-z][\w-]*:.+")
 _MAX_INPUT_BYTES = 16 * 2**20  # of a hint or actions file
@@ -43,7 +56,6 @@ class Playable:
 
     name: str
     program: str
-    limits: Limits
     path: Path | None  # None when it comes from a package
 
 
@@ -54,29 +66,28 @@ def play(
     hint: str | None = None,
     actions: Path | None = None,
     transcript: Path | None = None,
+    unsafe_sandbox: str = "",
 ) -> int:
     """Play `target`, a program file or PACKAGE:ID, with actions from a file, a pipe or a person.
 
     Args:
         hint: a text or a file that holds one; "" asks for the one stored beside the program.
+        unsafe_sandbox: `tier.ACCEPT` plays on a host that cannot contain the program.
     Returns:
         The exit code: 0 played, 1 the program or the sandbox broke the episode, 130 interrupted.
     Raises:
         SpadeError: something given cannot be used, or the sandbox cannot run.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):  # letters it cannot show are escaped
-        sys.stdout.reconfigure(errors="backslashreplace")
+    if unsafe_sandbox not in ("", ACCEPT):
+        raise SpadeError(f"--envs.unsafe-sandbox {unsafe_sandbox!r}: expected {ACCEPT}")
     playable = _find(target)
     hint_text = None if hint is None else _hint(hint, playable)
     script = None if actions is None else read_actions(actions)
     _keep_inputs(transcript, playable.path, actions)
     with contextlib.ExitStack() as stack:
         out = None if transcript is None else stack.enter_context(_opened(transcript))
-        try:
-            return _Session(playable, seed, script, out).run(hint_text)
-        except BrokenPipeError:  # nobody reads on; what is still buffered has nowhere to go
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
+        limits = Limits(max_workers=1, instances_per_worker=1, unsafe_sandbox=unsafe_sandbox)
+        return _Session(playable, seed, script, out).run(limits, hint_text)
 
 
 class _Session:
@@ -90,13 +101,16 @@ class _Session:
         self._seed = seed
         self._script = script
         self._transcript = transcript
+        self._sandbox = ""  # its tier, once it stands
 
-    def run(self, hint_text: str | None) -> int:
-        _say(f"{visible(self._playable.name)}, seed {self._seed}")
+    def run(self, limits: Limits, hint_text: str | None) -> int:
         with asyncio.Runner() as runner:
-            pool = Pool(self._playable.limits)
+            pool = Pool(limits)
             runner.run(pool.start())
+            self._sandbox = pool.sandbox.label
             try:
+                name = visible(self._playable.name)
+                _say(f"{name}, seed {self._seed}, sandbox={self._sandbox}")
                 instance = runner.run(pool.open(self._playable.program, self._seed))
                 if isinstance(instance, Fault):
                     return self._fault(None, instance)
@@ -175,7 +189,8 @@ class _Session:
     def _write(self, action: str | None, **answer: Any) -> None:
         if self._transcript is None:
             return
-        line = json.dumps({"seed": self._seed, "turn": self._turn, "action": action} | answer)
+        turn = {"seed": self._seed, "turn": self._turn, "action": action}
+        line = json.dumps(turn | answer | {"sandbox": self._sandbox})
         data = f"{line}\n".encode()
         try:
             while data:
@@ -273,7 +288,7 @@ def _find(target: str) -> Playable:
             f"program {target!r} is empty; expected Python that defines a class whose name "
             "ends in Env"
         )
-    return Playable(target, program, Limits(max_workers=1, instances_per_worker=1), path)
+    return Playable(target, program, path)
 
 
 def _hint(hint: str, playable: Playable) -> str:

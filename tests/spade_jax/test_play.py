@@ -76,6 +76,7 @@ def test_actions_win_the_game_and_the_transcript_tells_it_all(program, capsys, t
         "terminated": False,
         "truncated": False,
         "outcome": None,
+        "sandbox": lines[1]["sandbox"],
     }
     assert [line["action"] for line in lines] == [None, "up", "down", "down"]
     assert [line["reward"] for line in lines] == [None, 0.0, 0.0, 1.0]
