@@ -24,10 +24,13 @@ from pathlib import Path
 from spade_jax.envs import landlock, limits, seccomp
 
 _OPEN_FILES = 64
+_STACK_BYTES = 4 << 20  # what nests too deep for it ends soon, and some does so in square time
 _FIRST_UID = 2_100_000_000  # above the users of any directory service
 _MOST_PIDS = 1 << 22
 _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 4, 38
-_CAPABILITY_VERSION_3 = 0x20080522
+_RLIMIT_MSGQUEUE = 12  # on both machines; `resource` knows it only in some builds
+_CAPABILITY_HEADER = (ctypes.c_uint32 * 2)(0x20080522, 0)  # its third version, this process
+_NO_CAPABILITY = (ctypes.c_uint32 * 6)()
 
 
 class LayerError(OSError):
@@ -42,7 +45,7 @@ class LayerError(OSError):
 class Walls:
     """What a zygote prepares once for all its workers."""
 
-    max_address_space: int  # bytes
+    bounds: dict[int, int]  # resource limits, soft and hard, by the kernel's number
     uids: range  # of which each worker takes one; empty if the user cannot be changed
     rules: int | None  # descriptor of Landlock's rules
     landlock_abi: int  # that the rules are made for; 0 without
@@ -89,14 +92,12 @@ def prepare(memory_bytes: int, weaken: str, read_paths: list[str] | None = None)
         empty = tempfile.mkdtemp()
         os.chdir(empty)
         os.rmdir(empty)
-    room = limits.address_space() + memory_bytes
-    return Walls(room, _uids(), rules, abi, call_filter, absent)
+    return Walls(_bounds(memory_bytes), _uids(), rules, abi, call_filter, absent)
 
 
 def confine(channel: int, parent: int, walls: Walls) -> dict[str, OSError]:
-    """Give up, in a new worker, all that a program must not have. `channel` becomes `limits.CHANNEL`.
-
-    Returns what was refused and can be done without.
+    """Give up, in a new worker, all that a program must not have; returns what was refused and can
+    be done without. `channel` becomes `limits.CHANNEL`.
 
     Raises:
         LayerError: Landlock or the filter cannot be put up.
@@ -105,25 +106,15 @@ def confine(channel: int, parent: int, walls: Walls) -> dict[str, OSError]:
     refused: dict[str, OSError] = {}
     rules = _keep_only(channel, walls.rules)
     os.setsid()
-    with contextlib.suppress(OSError):  # a favour to the trainer, not a wall
-        Path("/proc/self/oom_score_adj").write_text("1000")  # not writable once dumps are off
+    _offer_to_oom_killer()
     _drop_user(walls.uids, refused)
     limits.die_with_parent(parent)  # a change of user would undo it
     _prctl(_PR_SET_DUMPABLE, 0)
-    for name, value in (
-        ("AS", walls.max_address_space),
-        ("CPU", limits.CPU_S),
-        ("FSIZE", 0),
-        ("NOFILE", _OPEN_FILES),
-        ("CORE", 0),
-        ("NPROC", 0),
-        ("MEMLOCK", 0),
-        ("MSGQUEUE", 0),
-    ):
+    for limit, value in walls.bounds.items():
         try:
-            _lower(getattr(resource, f"RLIMIT_{name}"), value)
+            resource.setrlimit(limit, (value, value))
         except OSError as error:
-            refused[f"rlimit {name}"] = error
+            refused[f"rlimit {limit}"] = error
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     if rules is not None:
         try:
@@ -157,6 +148,36 @@ def _uids() -> range:
     return range(first, first + count)
 
 
+def _bounds(memory_bytes: int) -> dict[int, int]:
+    wanted = {
+        resource.RLIMIT_AS: limits.address_space() + memory_bytes,
+        resource.RLIMIT_CPU: limits.CPU_S,
+        resource.RLIMIT_FSIZE: 0,
+        resource.RLIMIT_NOFILE: _OPEN_FILES,
+        resource.RLIMIT_CORE: 0,
+        resource.RLIMIT_STACK: _STACK_BYTES,
+        resource.RLIMIT_NPROC: 0,
+        resource.RLIMIT_MEMLOCK: 0,
+        _RLIMIT_MSGQUEUE: 0,
+    }
+    hard = {limit: resource.getrlimit(limit)[1] for limit in wanted}
+    return {
+        limit: value if hard[limit] == resource.RLIM_INFINITY else min(value, hard[limit])
+        for limit, value in wanted.items()
+    }
+
+
+def _offer_to_oom_killer() -> None:
+    """A favour to the trainer, not a wall."""
+    try:
+        file = os.open("/proc/self/oom_score_adj", os.O_WRONLY)  # not once dumps are off
+    except OSError:
+        return
+    with contextlib.suppress(OSError):
+        os.write(file, b"1000")
+    os.close(file)
+
+
 def _drop_user(uids: range, refused: dict[str, OSError]) -> None:
     if uids:
         uid = uids[os.getpid() % len(uids)]
@@ -169,8 +190,7 @@ def _drop_user(uids: range, refused: dict[str, OSError]) -> None:
                 change()
             except OSError as error:
                 refused[name] = error
-    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    if _libc.capset(header, (ctypes.c_uint32 * 6)()):  # none, whoever it is
+    if _libc.capset(_CAPABILITY_HEADER, _NO_CAPABILITY):  # whoever it is
         error = ctypes.get_errno()
         raise OSError(error, f"capset: {os.strerror(error)}")
 
@@ -192,13 +212,6 @@ def _keep_only(channel: int, rules: int | None) -> int | None:
         start = descriptor + 1
     os.closerange(start, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     return rules
-
-
-def _lower(limit: int, value: int) -> None:
-    hard = resource.getrlimit(limit)[1]
-    if hard != resource.RLIM_INFINITY:
-        value = min(value, hard)
-    resource.setrlimit(limit, (value, value))
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -66,9 +66,7 @@ def ruleset(paths: Iterable[str], max_abi: int = ANY_ABI) -> int:
     known = min(abi(), max_abi)
     if known < 1:
         raise OSError(errno.ENOSYS, "Landlock is turned off")
-    files, network, scopes = (
-        (1 << count) - 1 for count in _KNOWN[min(known, len(_KNOWN)) - 1]
-    )
+    files, network, scopes = ((1 << count) - 1 for count in _KNOWN[min(known, len(_KNOWN)) - 1])
     handled = struct.pack("<QQQ", files, network, scopes)
     # An older kernel takes a longer structure only if the rest of it is zero, which it is.
     rules = _call(_CREATE, handled, len(handled), 0)

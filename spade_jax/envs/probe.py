@@ -67,9 +67,7 @@ def run(walls: confine.Walls) -> tuple[confine.Walls, Sandbox]:
         answers: dict[str, str] = found["answers"]
         for name, act in _alone().items():
             answers[name] = _ask(walls, lambda act=act: _answer(act))
-    attempts = tuple(
-        Attempt(name, answer in _REFUSALS, answer) for name, answer in answers.items()
-    )
+    attempts = tuple(Attempt(name, answer in _REFUSALS, answer) for name, answer in answers.items())
     tier = "C"
     if all(attempt.refused for attempt in attempts):
         tier = "B" if walls.rules is None else "A"
@@ -104,7 +102,9 @@ def _acts(walls: confine.Walls, bait: str) -> dict[str, Act]:
         "raise a resource limit": lambda: resource.setrlimit(
             resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2
         ),
-        "use more memory than its limit": lambda: mmap.mmap(-1, walls.max_address_space),
+        "use more memory than its limit": lambda: mmap.mmap(
+            -1, walls.bounds[resource.RLIMIT_AS]
+        ),
         "choose its processors": lambda: os.sched_setaffinity(0, os.sched_getaffinity(0)),
         "allow dumps of its memory": lambda: _called(_libc.prctl(4, 1, 0, 0, 0)),
     }
@@ -250,7 +250,10 @@ def _layers(walls: confine.Walls, found: dict[str, Any]) -> Iterator[Layer]:
     lost = [name for name in refused if name.startswith("rlimit")]
     missing = ", ".join(f"{name} {os.strerror(refused[name])}" for name in lost)
     yield Layer("rlimits", not lost, missing or "set", "raise no limit of the pool" * bool(lost))
-    for name, extent in (("landlock", f"ABI {walls.landlock_abi}"), ("seccomp", os.uname().machine)):
+    for name, extent in (
+        ("landlock", f"ABI {walls.landlock_abi}"),
+        ("seccomp", os.uname().machine),
+    ):
         error = walls.absent.get(name)
         if error is None:
             yield Layer(name, True, extent)
@@ -263,7 +266,9 @@ def _layers(walls: confine.Walls, found: dict[str, Any]) -> Iterator[Layer]:
         yield Layer("imports", False, _loaded("no file can be opened"), "get Landlock to work")
     else:
         why = f"workers cannot read {os.path.dirname(os.__file__)} ({found['imports']})"
-        cure = "install Python where every user can read it, such as /opt, or open the folders above"
+        cure = (
+            "install Python where every user can read it, such as /opt, or open the folders above"
+        )
         yield Layer("imports", False, _loaded(why), cure)
 
 

@@ -17,6 +17,7 @@ import errno
 import os
 import struct
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 ALLOW = 0x7FFF0000
@@ -157,19 +158,20 @@ def numbers(machine: str) -> dict[str, int]:
     return {name: int(text) for name, text in zip(words[::3], column, strict=True) if text != "-"}
 
 
-@dataclass(frozen=True)
 class Filter:
     """A program for the kernel, but for the id of the process that installs it."""
 
-    code: bytes
-    self_offsets: tuple[int, ...]  # where the process id goes
+    def __init__(self, code: bytes, self_offsets: Sequence[int]) -> None:
+        """`self_offsets` is where the process id goes."""
+        self._buffer = ctypes.create_string_buffer(code, len(code))
+        self._self_offsets = self_offsets
+        self._program = _Program(len(code) // _INSTRUCTION.size, ctypes.addressof(self._buffer))
 
     def instructions(self, pid: int) -> bytes:
         """The program for process `pid`."""
-        code = bytearray(self.code)
-        for offset in self.self_offsets:
-            struct.pack_into("<I", code, offset, pid)
-        return bytes(code)
+        for offset in self._self_offsets:
+            struct.pack_into("<I", self._buffer, offset, pid)
+        return self._buffer.raw
 
     def install(self) -> None:
         """Put this process under the filter, for good. It needs no_new_privs.
@@ -177,12 +179,10 @@ class Filter:
         Raises:
             OSError: the kernel refuses.
         """
-        code = self.instructions(os.getpid())
-        buffer = ctypes.create_string_buffer(code, len(code))
-        program = _Program(len(code) // _INSTRUCTION.size, ctypes.addressof(buffer))
-        if _libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(program), 0, 0):
+        self.instructions(os.getpid())
+        if _libc.prctl(_PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(self._program), 0, 0):
             error = ctypes.get_errno()
-            raise OSError(error, f"seccomp: {os.strerror(error)}")
+            raise OSError(error, os.strerror(error))
 
 
 class _Program(ctypes.Structure):

@@ -44,6 +44,7 @@ _CHUNK = 1 << 18
 _SPAWN_S = 60.0  # a fork that takes longer means that the zygote is stuck
 MAX_STRETCH = 10  # times its limit that a request may wait for a processor
 _MAX_DETAIL = 300
+_BREACH_S = 0.01  # between two looks at a worker that broke the protocol
 
 
 def judge(elapsed_s: float, cpu_s: float, state: str, limit_s: float) -> str:
@@ -80,6 +81,7 @@ class _Worker:
     queue: deque[_Request] = field(default_factory=deque)
     decoder: wire.Decoder = field(default_factory=wire.Decoder)
     outbox: bytearray = field(default_factory=bytearray)
+    breach: str = ""  # what was wrong with its bytes; they are no longer read
     started: float = 0.0  # when the oldest request became the oldest
     cpu_started: float = 0.0  # processor time of the worker then
     blocked: bool = False  # the channel is full
@@ -115,9 +117,7 @@ class Supervisor:
         """Serve until the trainer closes its end."""
         while self._running:
             for descriptor, _ in self._poll.poll(self._patience()):
-                if handler := self._handlers.get(
-                    descriptor
-                ):  # an earlier event may have removed it
+                if handler := self._handlers.get(descriptor):  # an earlier event may remove it
                     handler()
             self._expire()
             for worker in list(self._workers.values()):
@@ -161,7 +161,7 @@ class Supervisor:
             self._reply(number, worker_number, "lost", "the worker is gone")
             return
         worker.queue.append(_Request(number, limit_s, body))
-        if worker.confined and not worker.dying:
+        if worker.confined and not worker.dying and not worker.breach:
             worker.outbox += wire.encode([number, *body])
             if len(worker.queue) == 1:
                 self._begin(worker, limits.cpu_s(worker.pid))
@@ -234,7 +234,10 @@ class Supervisor:
                 raise wire.WireError("bytes after the reply")
         except wire.WireError as error:
             fault = ("protocol", str(error))
-            if answered and not worker.queue:  # what follows a reply voids it
+            if worker.queue:
+                fault, worker.breach = None, str(error)
+                self._unwatch(worker.channel)
+            elif answered:  # what follows a reply voids it
                 worker.queue.append(answered.pop()[0])
         for request, status, value in answered:
             self._reply(request.number, worker.number, status, value)
@@ -245,6 +248,9 @@ class Supervisor:
             self._fail(worker, *fault)
         elif answered and worker.queue:
             self._begin(worker, worker.cpu_started)
+        if worker.breach:
+            worker.outbox.clear()
+            worker.deadline = time.monotonic()
 
     def _ask_how_it_ended(self, worker: _Worker) -> None:
         worker.ended_alone = limits.exiting(worker.pid)
@@ -291,6 +297,9 @@ class Supervisor:
                 worker.zygote.process.kill()  # stuck; its end is handled when its control closes
                 worker.deadline = now + _SPAWN_S
                 continue
+            if worker.breach:
+                self._judge_breach(worker, now)
+                continue
             request = worker.queue[0]
             state = limits.state(worker.pid)
             self._read_worker(worker)  # it may have answered while this process could not run
@@ -302,6 +311,16 @@ class Supervisor:
                 worker.deadline = now + max(request.limit_s - cpu_s, request.limit_s / 10)
             else:
                 self._fail(worker, verdict, _missed(request))
+
+    def _judge_breach(self, worker: _Worker, now: float) -> None:
+        """End a worker whose bytes were no frame once it rests; one that never does hangs."""
+        limit_s, cpu_s = worker.queue[0].limit_s, limits.cpu_s(worker.pid) - worker.cpu_started
+        if limits.state(worker.pid) not in "RD":
+            self._fail(worker, "protocol", worker.breach)
+        elif judge(now - worker.started, cpu_s, "R", limit_s) == "wait":
+            worker.deadline = now + _BREACH_S
+        else:
+            self._fail(worker, "timeout", _missed(worker.queue[0]))
 
     # -- zygotes
 
@@ -391,7 +410,7 @@ class Supervisor:
         zygote.control.close()
         zygote.process.kill()
         zygote.process.wait()
-        if not zygote.ready:
+        if zygote.sandbox is None:
             raise RuntimeError(
                 f"a zygote ended with code {zygote.process.returncode} while starting"
             )

@@ -22,18 +22,16 @@ import warnings
 from spade_jax.envs import confine, limits, probe, wire, worker
 
 _ALSO_LOADED = (
-    "_strptime", "argparse", "ast", "asyncio", "base64", "binascii", "builtins", "calendar", "code",
-    "codecs", "collections.abc", "colorsys", "configparser", "contextvars", "copyreg", "csv",
-    "ctypes.util", "email", "errno", "filecmp", "fnmatch", "gc", "getpass", "gettext", "glob",
-    "graphlib", "gzip", "html", "importlib.metadata", "importlib.resources", "inspect", "io",
-    "ipaddress", "keyword", "linecache", "locale", "logging", "marshal", "mmap", "multiprocessing",
-    "multiprocessing.process", "multiprocessing.popen_fork", "multiprocessing.shared_memory",
-    "multiprocessing.util", "os", "pathlib", "pickle", "pkgutil", "platform", "pprint", "pwd",
-    "queue", "reprlib", "resource", "sched", "secrets", "select", "selectors", "shelve", "shlex",
-    "shutil", "signal", "socket", "ssl", "stat", "struct", "subprocess", "sys", "sysconfig",
-    "tempfile", "threading", "time", "timeit", "token", "tokenize", "traceback", "unittest",
-    "unittest.mock", "urllib.parse", "urllib.request", "uuid", "warnings", "weakref", "zipfile",
-    "zlib", "zoneinfo", "concurrent.futures.thread",
+    "_strptime", "argparse", "ast", "base64", "binascii", "builtins", "calendar", "codecs",
+    "collections.abc", "colorsys", "configparser", "contextvars", "copyreg", "csv", "errno",
+    "filecmp", "fnmatch", "gc", "getpass", "gettext", "glob", "graphlib", "gzip", "html", "inspect",
+    "io", "ipaddress", "keyword", "linecache", "locale", "logging", "marshal", "mmap",
+    "multiprocessing", "multiprocessing.popen_fork", "multiprocessing.process",
+    "multiprocessing.util", "optparse", "os", "pathlib", "pickle", "pkgutil", "platform", "pprint",
+    "pwd", "queue", "reprlib", "resource", "sched", "secrets", "select", "selectors", "shlex",
+    "shutil", "signal", "socket", "stat", "struct", "subprocess", "sys", "sysconfig", "tempfile",
+    "threading", "time", "timeit", "token", "tokenize", "tomllib", "traceback", "urllib.parse",
+    "uuid", "warnings", "weakref", "zipfile", "zlib", "zoneinfo",
     *(f"encodings.{name}" for name in (
         "ascii", "base64_codec", "charmap", "cp1252", "cp437", "hex_codec", "idna", "iso8859_1",
         "iso8859_15", "latin_1", "punycode", "raw_unicode_escape", "rot_13", "unicode_escape",
@@ -45,6 +43,7 @@ _ALSO_LOADED = (
         "rec", "strings",
     )),
 )  # fmt: skip
+
 
 def main() -> None:
     """Serve `["fork", number]` (with a channel) and `["reap", pid]` until the supervisor ends."""
