@@ -93,10 +93,12 @@ def doctor(
     Raises:
         SpadeError: the folder cannot be used.
     """
-    if folder is not None and not folder.is_dir():
-        raise SpadeError(
-            f"--hostile {str(folder)!r} is not a folder; expected one with hostile programs, *.py"
-        )
+    if folder is not None:
+        if not folder.is_dir():
+            raise SpadeError(
+                f"--hostile {str(folder)!r} is not a folder; expected one with hostile programs"
+            )
+        hostile.read_folder(folder)  # what is wrong with it is told at once
     report = Report(_host(), dataclasses.asdict(Limits()))
     asyncio.run(_examine(report, folder, ",".join(without)))
     if as_json:

@@ -92,7 +92,7 @@ async def run_folder(
         SandboxError: the pool cannot run, the folder has no program or one that does not say what
             is right, or another such run is going on.
     """
-    programs = _read(folder)
+    programs = read_folder(folder)
     with _Host(programs) as host:
         async with Pool(limits, weaken) as pool:
             if pool.sandbox.tier == "C":  # even if the user has accepted it for other programs
@@ -112,8 +112,16 @@ async def run_folder(
         return [*results, *host.results()]
 
 
-def _read(folder: Path) -> dict[str, str]:
-    programs = {path.stem: path.read_text() for path in sorted(folder.glob("*.py"))}
+def read_folder(folder: Path) -> dict[str, str]:
+    """The programs of a folder by name.
+
+    Raises:
+        SandboxError: there is none, or one that cannot be read or does not say what is right.
+    """
+    try:
+        programs = {path.stem: path.read_text("utf-8") for path in sorted(folder.glob("*.py"))}
+    except (OSError, UnicodeDecodeError) as error:
+        raise SandboxError(f"a program of {folder} cannot be read: {error}") from error
     if not programs:
         raise SandboxError(f"{folder} holds no program: expected *.py files")
     for name, program in programs.items():
