@@ -167,7 +167,7 @@ class _Session:
             text = f"{Outcome.FINISHED}: {won} with reward {reply.reward:g}"
         else:
             text = f"{Outcome.ENV_TRUNCATED}: the environment ended the episode without a result"
-        _say(f"{text} after {self._turn} turns")
+        _say(f"{text} after {self._played()}")
         if self._script is not None and (unused := len(self._script) - self._turn):
             _say(f"({unused} of the {len(self._script)} actions were not played)")
 
