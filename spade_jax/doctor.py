@@ -24,7 +24,7 @@ from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
 from spade_jax.errors import SandboxError, SpadeError
 from spade_jax.terminal import visible
-from spade_jax.types import Fault
+from spade_jax.types import Fault, Outcome
 
 DETAILS = """\
 Tells kernel, tier, each layer of the sandbox with the reason and the remedy where it is missing,
@@ -51,6 +51,7 @@ MEANINGS = {
 LAYERS = ("landlock", "landlock>1", "seccomp")  # that can be left out
 _WORKERS = 12  # started to time one
 _STEPS = 300
+_UNJUDGED = str(Outcome.INFRASTRUCTURE)
 _NARROW = 100  # columns where the output is no terminal
 _PROGRAM = """
 # {}
@@ -251,7 +252,7 @@ def _result_lines(results: Sequence[hostile.Result]) -> Iterator[str]:
     got = max(len(row.got) for row in results)
     yield f"{'':<5}  {'':<{names}}  {'right is':<{words}}  {'got':<{got}}"
     for row in results:
-        verdict = "right" if row.ok else "WRONG"
+        verdict = "right" if row.ok else "void " if row.got == _UNJUDGED else "WRONG"
         right = visible("|".join(row.right))
         line = f"{verdict}  {visible(row.name):<{names}}  {right:<{words}}  {row.got:<{got}}"
         detail = visible(row.detail)
@@ -279,8 +280,8 @@ def _conclusion(report: Report) -> str:
     touched = [row.name for row in report.results if row.kind == "host" and not row.ok]
     text = f"{num_right} of {len(programs)} programs had a right outcome; "
     text += f"the host was touched: {', '.join(touched)}" if touched else "the host is untouched"
-    if any(row.got == "infrastructure" for row in programs):
-        text += "; this host was too busy to judge some: try again when it is not"
+    if num_void := sum(row.got == _UNJUDGED for row in programs):
+        text += f"; {num_void} could not be judged: try again when this host is less busy"
     return f"{text}."
 
 

@@ -141,10 +141,13 @@ def test_a_wrong_outcome_is_told_in_full_and_is_exit_code_1(capsys, tmp_path):
     assert "0 of 2 programs had a right outcome" in text
 
 
-def test_a_touched_host_is_exit_code_1_though_all_outcomes_are_right(capsys, monkeypatch, tmp_path):
+def test_a_touched_host_and_an_outcome_that_says_nothing_are_exit_code_1(
+    capsys, monkeypatch, tmp_path
+):
     async def run_folder(*_: object, **__: object) -> list[hostile.Result]:
         return [
             hostile.Result("program", "spins", ("timeout",), "timeout"),
+            hostile.Result("program", "waits", ("timeout",), "infrastructure"),
             hostile.Result("host", "canary", ("untouched",), "changed: weights.bin"),
         ]
 
@@ -152,11 +155,15 @@ def test_a_touched_host_is_exit_code_1_though_all_outcomes_are_right(capsys, mon
     folder = _folder(tmp_path / "programs", spins="timeout; pass")
     assert cli.main(["doctor", "--hostile", folder]) == 1
     text = capsys.readouterr().out
-    assert "1 of 1 programs had a right outcome; the host was touched: canary." in text
+    assert "void   waits" in text
+    assert (
+        "1 of 2 programs had a right outcome; the host was touched: canary; 1 could not be judged"
+    ) in text
     code, report = _json(["--hostile", folder], capsys)
     assert code == 1 and report["ok"] is False
     assert [(row["kind"], row["right"], row["ok"]) for row in report["hostile"]] == [
         ("program", ["timeout"], True),
+        ("program", ["timeout"], False),
         ("host", ["untouched"], False),
     ]
 
