@@ -281,7 +281,7 @@ def _typed_by_hand() -> Iterator[str]:
 def _find(target: str) -> Playable:
     path = Path(target)
     if _PACKAGE.fullmatch(target) and not path.exists():
-        raise SpadeError(f"package {target.partition(':')[0]!r} is not known")
+        raise SpadeError(f"{target!r} is not a file; packages cannot be played yet")
     program = _read("program", path, api.MAX_PROGRAM_BYTES)
     if not program.strip():
         raise SpadeError(

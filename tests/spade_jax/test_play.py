@@ -206,7 +206,7 @@ def _refused(arguments: list[str], parts: list[str], capsys) -> None:
         (["EMPTY"], ["is empty", "ends in Env"]),
         (["BINARY"], ["not UTF-8", "at byte 1"]),
         (["LARGE"], ["more than 65536 bytes"]),
-        (["nopackage:thing"], ["nopackage"]),
+        (["nopackage:thing"], ["'nopackage:thing' is not a file"]),
         (["PROGRAM", "--sed", "3"], ["unknown option --sed", "did you mean --seed"]),
         (["PROGRAM", "more"], ["unknown argument more"]),
         (["PROGRAM", "--seed"], ["--seed"]),
