@@ -176,6 +176,8 @@ class _Host:
 
     def __enter__(self) -> "_Host":
         self._listener = socket.socket()
+        # A connection of an earlier run may linger; a living listener is refused all the same.
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._listener.bind(("127.0.0.1", PORT))  # also keeps two such runs apart
         except OSError as error:
