@@ -283,6 +283,8 @@ class EnvsConfig:
     memory_bytes: int = 256 * 2**20  # address space a worker may add to its zygote's
     max_workers: int = 16  # worker processes alive at once
     instances_per_worker: int = 32  # episodes one worker holds
+    # "I-accept" runs programs on a host that cannot contain them, and marks all results
+    unsafe_sandbox: str = ""
     # seeds on which the reference solution must win, and instances must differ
     admit_seeds: int = 5
     probe_seeds: int = 20  # seeds on which constant and random play are tried
@@ -298,6 +300,12 @@ class EnvsConfig:
             )
         _require(
             self.memory_bytes >= 2**24, "envs.memory_bytes", self.memory_bytes, "at least 16777216"
+        )
+        _require(
+            self.unsafe_sandbox in ("", "I-accept"),
+            "envs.unsafe_sandbox",
+            self.unsafe_sandbox,
+            'nothing, or "I-accept" to run programs where they are not contained',
         )
         for name in ("max_workers", "instances_per_worker", "probe_seeds"):
             _require(getattr(self, name) >= 1, f"envs.{name}", getattr(self, name), "at least 1")

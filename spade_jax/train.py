@@ -30,6 +30,7 @@ from spade_jax.config import Config, to_dict
 from spade_jax.curriculum import Curriculum
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
+from spade_jax.envs.tier import UNSAFE
 from spade_jax.errors import CheckpointError, ConfigError
 from spade_jax.learner.batch import make_batch
 from spade_jax.learner.checkpoint import Checkpoints
@@ -53,6 +54,7 @@ FREE_FIELDS = (
     "run.steps",
     "run.checkpoint_steps",
     "run.keep_checkpoints",
+    "envs.unsafe_sandbox",
     "corpus.cache_dir",
     "telemetry.live",
 )
@@ -153,6 +155,7 @@ class Run:
                 "version": self.version,
                 "curriculum": self.stage.curriculum.state(),
                 "corpus": self.stage.corpus.state(),
+                "sandbox": self.stage.pool.sandbox.label,
             }
             self.checkpoints.save(step, self.state, host)
 
@@ -166,6 +169,8 @@ class Run:
             **measures.services(self.config, self.stage.engine.stats(), self.stage.pool.stats()),
             **self.phases.drain(),
         }
+        if self.stage.pool.sandbox.label == UNSAFE:
+            line["sandbox/unsafe"] = 1
         self.folder.log(line)
         self.view.show(line)
 
@@ -256,6 +261,9 @@ def make_stage(config: Config, runner: asyncio.Runner, mesh: Mesh, tokenizer: To
     limits = Limits(**{f.name: getattr(config.envs, f.name) for f in dataclasses.fields(Limits)})
     pool = Pool(limits)
     runner.run(pool.start())
+    logger.info("%s", pool.sandbox.line())
+    for text in pool.sandbox.warnings():
+        logger.warning("sandbox=%s: %s", pool.sandbox.label, text)
     engine = Engine(config.model, config.engine, mesh)
     return Stage(
         config, engine, pool, Chat(tokenizer), corpus, Curriculum(Memory(config.memory)), runner

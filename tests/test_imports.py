@@ -73,6 +73,11 @@ STDLIB_ONLY = (
     "spade_jax.envs.wire",
     "spade_jax.envs.limits",
     "spade_jax.envs.supervisor",
+    "spade_jax.envs.tier",
+    "spade_jax.envs.confine",
+    "spade_jax.envs.landlock",
+    "spade_jax.envs.seccomp",
+    "spade_jax.envs.probe",
 )
 
 

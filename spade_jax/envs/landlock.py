@@ -22,6 +22,7 @@ from pathlib import Path
 ANY_ABI = 99  # no cut
 _CREATE, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same numbers on every architecture
 _GET_VERSION = 1
+_NO_LOG, _FIRST_ABI_WITH_LOG = 1, 7
 _PATH_BENEATH = 1
 _READ_FILE, _READ_DIR = 1 << 2, 1 << 3
 # The number of file rights, network rights and scopes that each ABI knows, from 1 on.
@@ -82,10 +83,12 @@ def ruleset(paths: Iterable[str], max_abi: int = ANY_ABI) -> int:
 def restrict(rules: int) -> None:
     """Put this process under the rules, for good. It needs no_new_privs.
 
+    Refusals stay out of the host's audit log, where kernels keep one: it could be flooded.
+
     Raises:
         OSError: the kernel refuses.
     """
-    _call(_RESTRICT_SELF, rules, 0)
+    _call(_RESTRICT_SELF, rules, _NO_LOG if abi() >= _FIRST_ABI_WITH_LOG else 0)
 
 
 def _allow_reading(rules: int, path: str) -> None:
@@ -100,10 +103,9 @@ def _allow_reading(rules: int, path: str) -> None:
         os.close(place)
 
 
-def _call(number: int, *arguments: object) -> int:
+def _call(number: int, *arguments: int | bytes | None) -> int:
     full = (
-        argument if argument is None or isinstance(argument, bytes) else ctypes.c_long(argument)
-        for argument in arguments
+        ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments
     )
     result = _libc.syscall(ctypes.c_long(number), *full)
     if result < 0:

@@ -100,11 +100,9 @@ def _acts(walls: confine.Walls, bait: str) -> dict[str, Act]:
         "make a file in memory": lambda: os.memfd_create("probe"),
         "make shared memory": _shared_memory,
         "raise a resource limit": lambda: resource.setrlimit(
-            resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2
+            resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         ),
-        "use more memory than its limit": lambda: mmap.mmap(
-            -1, walls.bounds[resource.RLIMIT_AS]
-        ),
+        "use more memory than its limit": lambda: mmap.mmap(-1, walls.bounds[resource.RLIMIT_AS]),
         "choose its processors": lambda: os.sched_setaffinity(0, os.sched_getaffinity(0)),
         "allow dumps of its memory": lambda: _called(_libc.prctl(4, 1, 0, 0, 0)),
     }

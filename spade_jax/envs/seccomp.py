@@ -83,7 +83,7 @@ kexec_file_load 320 294 reboot 169 142 swapon 167 224 swapoff 168 225 acct 163 8
 """
 
 _ALLOWED = """
-read write readv writev lseek close close_range mmap munmap mremap mprotect brk rt_sigaction
+read write readv writev lseek close close_range munmap mremap mprotect brk rt_sigaction
 rt_sigprocmask rt_sigreturn rt_sigpending rt_sigsuspend rt_sigtimedwait sigaltstack pause nanosleep
 gettimeofday time times getitimer setitimer alarm getpid gettid getppid getuid geteuid getgid
 getegid getresuid getresgid getgroups getpgrp getrlimit getrusage sched_yield getcpu sysinfo uname

@@ -89,9 +89,10 @@ class Sandbox:
         if self.tier != "C":
             return ""
         walls = [text for text in self.missing() if not text.startswith("imports")]
+        missing = f" (missing: {' | '.join(walls)})" if walls else ""
         return (
-            f"this host does not contain generated programs: they could {', '.join(self.allowed)} "
-            f"(missing: {' | '.join(walls)}); run where the sandbox works, or accept the "
+            f"this host does not contain generated programs: they could {', '.join(self.allowed)}"
+            f"{missing}; run where the sandbox works, or accept the "
             f"danger with --envs.unsafe-sandbox={ACCEPT}"
         )
 

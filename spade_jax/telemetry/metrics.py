@@ -63,6 +63,7 @@ DECLARED: dict[str, str] = {
     "sampler/late_compiles_count": "programs compiled after the warm-up: a bug if not 0",
     "sampler/tokens_per_s": "tokens sampled per second of sampling",
     **{f"sandbox/fault_{o}_count": f"requests that ended as {o.name}" for o in Outcome if o.void},
+    "sandbox/unsafe": "1 if programs ran on a host that did not contain them, absent otherwise",
     "batch/tokens_count": "tokens of the update, padding left out",
     "batch/rows_count": "rows of the update, empty ones left out",
     "moe/expert_load_max_frac": "share of the routed tokens that the busiest expert took",

@@ -63,6 +63,7 @@ def summary(lines: Sequence[dict[str, Any]], moved: float | None) -> str:
             f"{lines[-1]['progress/cycle'] + 1} designer cycles, "
             f"{seconds / 60:.1f} minutes",
             f"- {attempted} designs, {admitted} admitted; {episodes} episodes played",
+            *(f"- {text}" for text in _unsafe(lines)),
             f"- the weights moved by {_number(moved, '.2e')} of their norm",
             f"- sampler and learner log-probabilities differed by at most "
             f"{_number(gap, '.1e')} on the first batch",
@@ -87,9 +88,15 @@ def closing(lines: Sequence[dict[str, Any]], moved: float | None, folder: Path) 
             f"run folder: {folder}  (start with summary.md, then environments/ and episodes/)",
             "first cycle -> last cycle:",
             *told,
+            *(f"  {text}" for text in _unsafe(lines)),
             f"  weights moved by {_number(moved, '.2e')} of their norm",
         ]
     )
+
+
+def _unsafe(lines: Sequence[dict[str, Any]]) -> list[str]:
+    count = sum("sandbox/unsafe" in line for line in lines)
+    return [f"sandbox=unsafe: programs of {count} steps were not contained"] if count else []
 
 
 def _number(value: float | None, form: str = ".3f") -> str:

@@ -1,0 +1,24 @@
+# Sets up io_uring, which would make calls past a filter. RIGHT: worker_died (by SIGSYS)
+import ctypes, os
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def call(x86_64, aarch64, *arguments):
+    number = aarch64 if os.uname().machine == "aarch64" else x86_64
+    result = _libc.syscall(*(ctypes.c_long(value) for value in (number, *arguments)))
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+    return result
+
+
+_ROOM = ctypes.create_string_buffer(4096)
+
+
+class UseIoUringEnv:
+    def reset(self, seed=None):
+        return "start", {}
+
+    def step(self, action):
+        return f"PWNED {call(425, 425, 1, ctypes.addressof(_ROOM))}", 0.0, False, False, {}

@@ -1,0 +1,137 @@
+"""The tier is what a probe was refused: with all walls, without some, and with a hole in one."""
+
+import asyncio
+import dataclasses
+import os
+
+import pytest
+
+from spade_jax.envs import limits as limits_module
+from spade_jax.envs import tier
+from spade_jax.envs.limits import Limits
+from spade_jax.envs.pool import Pool
+from spade_jax.errors import SandboxError
+from spade_jax.types import Fault, Reply
+
+HONEST = """
+class HonestEnv:
+    def reset(self, seed):
+        import csv, datetime, numpy.fft
+        return datetime.datetime.strptime("2001", "%Y").isoformat() + "x".encode("utf-16").hex()
+
+    def step(self, action):
+        return action, 0.0, False, False, {}
+"""
+SANDBOX = tier.Sandbox(
+    "A",
+    (
+        tier.Layer("uid", False, "not root"),
+        tier.Layer("landlock", True, "ABI 7"),
+        tier.Layer("seccomp", True, "x86_64"),
+    ),
+    (tier.Attempt("fork", True, "EAGAIN"), tier.Attempt("mount", True, "SIGSYS")),
+    "6.1",
+    0.03,
+)
+
+
+def started(weaken: str = "", limits: Limits | None = None) -> tier.Sandbox:
+    """What a pool says of its sandbox, in which an ordinary program runs."""
+
+    async def play() -> tier.Sandbox:
+        async with Pool(limits or Limits(), weaken) as pool:
+            instance = await pool.open(HONEST, 1)
+            assert not isinstance(instance, Fault), instance
+            assert instance.observation == "2001-01-01T00:00:00fffe7800"
+            assert await instance.step("a") == Reply("a", 0.0, False, False)
+            return pool.sandbox
+
+    return asyncio.run(play())
+
+
+def layers(sandbox: tier.Sandbox) -> dict[str, bool]:
+    return {layer.name: layer.present for layer in sandbox.layers}
+
+
+def test_every_layer_is_proven_by_trying():
+    sandbox = started()
+    assert sandbox.tier in ("S", "A")
+    assert sandbox.allowed == ()
+    assert len(sandbox.attempts) >= 40
+    assert {attempt.answer for attempt in sandbox.attempts} >= {"EPERM", "EACCES", "SIGSYS"}
+    assert layers(sandbox)["uid"] == (os.geteuid() == 0)
+    assert layers(sandbox)["seccomp"]
+    assert layers(sandbox)["landlock"]
+    assert sandbox.label == sandbox.tier
+    assert f"sandbox={sandbox.tier}: {len(sandbox.attempts)} of" in sandbox.line()
+    assert sandbox.probe_s < 0.5
+
+
+def test_an_older_landlock_will_do():
+    sandbox = started("landlock>1")
+    assert sandbox.tier in ("S", "A")
+    assert sandbox.allowed == ()
+    assert "landlock ABI 1" in sandbox.line()
+
+
+def test_without_landlock_no_file_is_opened():
+    sandbox = started("landlock")
+    assert sandbox.tier == "B"
+    assert sandbox.allowed == ()
+    assert not layers(sandbox)["landlock"]
+    (landlock, imports) = (text for text in sandbox.warnings() if text[0] in "li")
+    assert "CONFIG_SECURITY_LANDLOCK" in landlock
+    assert "no file can be opened" in imports
+    assert "sqlite3" in imports or "more" in imports
+
+
+def test_without_seccomp_programs_are_refused_unless_the_user_accepts_it():
+    for said in ("", "yes", "i-accept"):
+        with pytest.raises(SandboxError) as raised:
+            started("seccomp", Limits(unsafe_sandbox=said))
+        for text in ("open a TCP socket", "seccomp", "--envs.unsafe-sandbox=I-accept"):
+            assert text in str(raised.value)
+    sandbox = started("seccomp", Limits(unsafe_sandbox="I-accept"))
+    assert (sandbox.tier, sandbox.label) == ("C", "unsafe")
+    assert "make a file in memory" in sandbox.allowed
+    assert sandbox.line().startswith("sandbox=unsafe")
+
+
+def test_accepting_what_is_not_there_changes_nothing():
+    assert started("", Limits(unsafe_sandbox="I-accept")).label in ("S", "A")
+
+
+def test_a_hole_in_a_wall_is_found(monkeypatch):
+    """Everything is configured, and the kernel says yes to all of it."""
+    before = (
+        "from spade_jax.envs import limits, seccomp; "
+        "seccomp._ALLOWED += ' mount '; seccomp._KILLED = seccomp._KILLED.replace(' mount', ' '); "
+    )
+    again = f"limits._BOOT = limits._BOOT.replace('from', {before!r} + 'from', 1); "
+    boot = limits_module._BOOT.replace("from", before + again + "from", 1)
+    monkeypatch.setattr(limits_module, "_BOOT", boot)
+
+    async def start() -> None:
+        with pytest.raises(SandboxError, match="they could mount"):
+            await Pool(Limits()).start()
+
+    asyncio.run(start())
+
+
+def test_a_sandbox_is_told_as_text():
+    assert tier.loads(SANDBOX.dumps()) == SANDBOX
+    assert SANDBOX.missing() == ["uid: not root"]
+    assert SANDBOX.warnings() == []
+    assert SANDBOX.refusal() == ""
+    assert SANDBOX.line() == (
+        "sandbox=A: 2 of 2 forbidden acts refused (uid no, landlock ABI 7, seccomp x86_64; "
+        "kernel 6.1)"
+    )
+
+
+def test_the_weakest_zygote_counts():
+    weak = dataclasses.replace(SANDBOX, tier="C", attempts=(tier.Attempt("fork", False, "done"),))
+    strong = dataclasses.replace(SANDBOX, tier="S")
+    assert tier.worst([SANDBOX, weak, strong]) is weak
+    assert tier.worst([strong, SANDBOX]) is SANDBOX
+    assert "they could fork" in weak.refusal()
