@@ -1,19 +1,21 @@
-"""`spade-jax train|warmstart CONFIG [--section.field value ...]`: the only module that reads the
-command line.
+"""`spade-jax train|warmstart CONFIG [--section.field value ...]`, `spade-jax play|doctor ...`: the
+only module that reads the command line.
 
 Bad input of any kind ends in one line on stderr and exit code 2; bugs keep their traceback.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import difflib
 import importlib.util
 import io
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, NoReturn, get_type_hints
 
 import tyro
 
@@ -24,10 +26,14 @@ from spade_jax.errors import ConfigError, SpadeError
 COMMANDS = {
     "train": "run the self-play loop of a config (--resume continues its run folder)",
     "warmstart": "teach a small policy both roles on the environment library",
+    "play": "play an environment yourself, in the terminal",
+    "doctor": "say what the sandbox can contain on this host, and prove it",
 }
 USAGE = (
-    "usage: spade-jax COMMAND CONFIG [--section.field value ...]\n"
-    "(--help after CONFIG lists every field)"
+    "usage: spade-jax train|warmstart CONFIG [--section.field value ...]\n"
+    "       spade-jax play FILE|PACKAGE:ID [options]\n"
+    "       spade-jax doctor [options]\n"
+    "(spade-jax COMMAND --help lists every field or option)"
 )
 
 
@@ -40,21 +46,20 @@ class _StderrHandler(logging.StreamHandler):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0 done, 2 bad input, 130 interrupted."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Run one command; returns the exit code: 0 done, 1 what was tried is not well, 2 bad input,
+    130 interrupted."""
+    arguments = tuple(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_StderrHandler()])
     for noisy in ("absl", "jax", "orbax", "etils"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
-        return _run(arguments)
+        return _run(list(arguments))
     except (SpadeError, ModelError) as error:
         print(f"spade-jax: {_one_line(str(error))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(
-            "spade-jax: interrupted; train --resume continues from the last checkpoint",
-            file=sys.stderr,
-        )
+        resume = "; train --resume continues from the last checkpoint"
+        print(f"spade-jax: interrupted{resume * (arguments[0] == 'train')}", file=sys.stderr)
         return 130
 
 
@@ -68,6 +73,8 @@ def _run(arguments: list[str]) -> int:
             f"unknown command {command!r}{_closest(command, COMMANDS)}; expected one of "
             f"{', '.join(COMMANDS)}"
         )
+    if command in _IN_TERMINAL:
+        return _in_terminal(command, arguments)
     if arguments and arguments[0] in ("-h", "--help"):
         parse_overrides(Config(), ["--help"])
     if not arguments or arguments[0].startswith("-"):
@@ -88,6 +95,106 @@ def _run(arguments: list[str]) -> int:
 
         warmstart(config)
     return 0
+
+
+class _Parser(argparse.ArgumentParser):
+    """Options of a command without a config; a mistake is an error like any other."""
+
+    def __init__(self, command: str, details: str) -> None:
+        super().__init__(
+            f"spade-jax {command}",
+            description=COMMANDS[command],
+            epilog=details,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; {self.prog} --help lists every option")
+
+    def read(self, arguments: list[str]) -> argparse.Namespace:
+        values, rest = self.parse_known_args(arguments)
+        if rest:
+            kind = "option" if rest[0].startswith("--") else "argument"
+            self.error(f"unknown {kind} {rest[0]}{_closest(rest[0], self._option_string_actions)}")
+        return values
+
+
+def _play(arguments: list[str]) -> int:
+    from spade_jax.play import DETAILS, play
+
+    parser = _Parser("play", DETAILS)
+    parser.add_argument("target", nargs="?", metavar="FILE|PACKAGE:ID", help="what to play")
+    parser.add_argument("--seed", type=_seed, default=0, help="the instance, from 0 (default: 0)")
+    parser.add_argument(
+        "--hint",
+        nargs="?",
+        const="",
+        metavar="TEXT|FILE",
+        help="show the hint that a run stored beside FILE, or this text, or this file's",
+    )
+    parser.add_argument(
+        "--actions", type=Path, metavar="FILE", help="play these actions and end (see below)"
+    )
+    parser.add_argument(
+        "--transcript", type=Path, metavar="FILE", help="write what happens, a JSON object a line"
+    )
+    parser.add_argument(
+        "--envs.unsafe-sandbox",
+        dest="unsafe_sandbox",
+        default="",
+        metavar="I-accept",
+        help="play although this host does not contain the program",
+    )
+    options = parser.read(arguments)
+    if options.target is None:  # as in `play --hint FILE`
+        options.target, options.hint = options.hint, ""
+    if not options.target:
+        parser.error("nothing to play was given; expected a program file or PACKAGE:ID")
+    return play(**vars(options))
+
+
+def _seed(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 18 digits")
+    return int(text)
+
+
+def _doctor(arguments: list[str]) -> int:
+    from spade_jax.doctor import DETAILS, LAYERS, doctor
+
+    parser = _Parser("doctor", DETAILS)
+    parser.add_argument(
+        "--hostile",
+        type=Path,
+        metavar="DIR",
+        help="run every program of DIR, confined, and compare what it got with what is right",
+    )
+    parser.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        choices=LAYERS,
+        metavar="LAYER",
+        help=f"do without a layer, to see what the others hold: {', '.join(LAYERS)}",
+    )
+    parser.add_argument("--json", action="store_true", help="print it all as JSON")
+    options = parser.read(arguments)
+    return doctor(folder=options.hostile, without=options.without, as_json=options.json)
+
+
+_IN_TERMINAL = {"play": _play, "doctor": _doctor}
+
+
+def _in_terminal(command: str, arguments: list[str]) -> int:
+    """Run a command whose output is for a person, whatever it is that shows it."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # letters it cannot show are escaped
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        return _IN_TERMINAL[command](arguments)
+    except BrokenPipeError:  # nobody reads on; what is still buffered has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def load_config(path: Path) -> Config:

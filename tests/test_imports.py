@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 GLOSSARY = {"spade_jax.types", "spade_jax.errors"}
+TERMINAL = GLOSSARY | {"spade_jax.envs", "spade_jax.terminal"}  # commands without jax
 SETTINGS = {"spade_jax.config", "models.config"}
 ROLLOUT = GLOSSARY | SETTINGS | {"models", "spade_jax.rollout"}
 ROLES = ROLLOUT | {"spade_jax.roles", "spade_jax.envs", "spade_jax.rewards"}
@@ -32,6 +33,9 @@ ALLOWED: dict[str, set[str]] = {
     "spade_jax.types": GLOSSARY,
     "spade_jax.config": GLOSSARY | SETTINGS,
     "spade_jax.envs": GLOSSARY | {"spade_jax.envs"},
+    "spade_jax.terminal": GLOSSARY | {"spade_jax.terminal"},
+    "spade_jax.play": TERMINAL | {"spade_jax.play"},
+    "spade_jax.doctor": TERMINAL | {"spade_jax.doctor"},
     "spade_jax.rewards": GLOSSARY | {"spade_jax.rewards"},
     "spade_jax.telemetry": GLOSSARY | {"spade_jax.telemetry"},
     "spade_jax.rollout": ROLLOUT,
@@ -44,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "spade_jax.warmstart": COMMAND,
     "spade_jax.plan": COMMAND,
     "spade_jax.checkpoints": COMMAND,
-    "spade_jax.cli": COMMAND | {"spade_jax.cli"},
+    "spade_jax.cli": COMMAND | TERMINAL | {"spade_jax.play", "spade_jax.doctor", "spade_jax.cli"},
     "configs": SETTINGS,
     "launch": GLOSSARY | SETTINGS | {"models"},
 }
@@ -58,6 +62,9 @@ NO_JAX = (
     "spade_jax.types",
     "spade_jax.errors",
     "spade_jax.telemetry",
+    "spade_jax.terminal",
+    "spade_jax.play",
+    "spade_jax.doctor",
 )
 NUMPY_ONLY = {"spade_jax.types": {"numpy", "jaxtyping"}, "spade_jax.errors": set()}
 STDLIB_ONLY = (

@@ -93,7 +93,7 @@ async def run_folder(
         SandboxError: the pool cannot run, the folder has no program or one that does not say what
             is right, or another such run is going on.
     """
-    programs = _read(folder)
+    programs = read_folder(folder)
     with _Host(programs) as host:
         async with Pool(limits, weaken) as pool:
             if pool.sandbox.tier == "C":  # even if the user has accepted it for other programs
@@ -116,8 +116,16 @@ async def run_folder(
         return [*results, *host.results()]
 
 
-def _read(folder: Path) -> dict[str, str]:
-    programs = {path.stem: path.read_text() for path in sorted(folder.glob("*.py"))}
+def read_folder(folder: Path) -> dict[str, str]:
+    """The programs of a folder by name.
+
+    Raises:
+        SandboxError: there is none, or one that cannot be read or does not say what is right.
+    """
+    try:
+        programs = {path.stem: path.read_text("utf-8") for path in sorted(folder.glob("*.py"))}
+    except (OSError, UnicodeDecodeError) as error:
+        raise SandboxError(f"a program of {folder} cannot be read: {error}") from error
     if not programs:
         raise SandboxError(f"{folder} holds no program: expected *.py files")
     for name, program in programs.items():
@@ -176,6 +184,8 @@ class _Host:
 
     def __enter__(self) -> "_Host":
         self._listener = socket.socket()
+        # A connection of an earlier run may linger; a living listener is refused all the same.
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._listener.bind(("127.0.0.1", PORT))  # also keeps two such runs apart
         except OSError as error:

@@ -1,58 +1,14 @@
-"""A pool that the tests of one module share, and a look at the processes below one."""
+"""A pool that the tests of one module share."""
 
 import asyncio
 import os
-import time
 from collections.abc import Callable, Coroutine, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
-
-
-def _parents(zombies: bool = True) -> dict[int, int]:
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, parent, *_ = path.read_text().rpartition(")")[2].split()
-        except OSError:  # it ended meanwhile
-            continue
-        if zombies or state != "Z":
-            found[int(path.parent.name)] = int(parent)
-    return found
-
-
-def _descendants(pid: int) -> set[int]:
-    parents = _parents()
-    found, waiting = set(), {pid}
-    while waiting:
-        waiting = {child for child, parent in parents.items() if parent in waiting}
-        found |= waiting
-    return found
-
-
-@pytest.fixture(scope="session")
-def descendants() -> Callable[[int], set[int]]:
-    """A function: all processes below one, zombies included."""
-    return _descendants
-
-
-@pytest.fixture(scope="session")
-def all_gone() -> Callable[[set[int]], bool]:
-    """A function: wait up to ten seconds until none of the processes runs; whether so."""
-
-    def wait(pids: set[int]) -> bool:
-        give_up = time.monotonic() + 10
-        while pids & _parents(zombies=False).keys():
-            if time.monotonic() > give_up:
-                return False
-            time.sleep(0.02)
-        return True
-
-    return wait
 
 
 class Shared:
@@ -64,9 +20,9 @@ class Shared:
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Shared]:
+def shared(descendants: Callable[[int], set[int]]) -> Iterator[Shared]:
     """A pool with short deadlines; that it leaves no process is part of each module's tests."""
-    before = _descendants(os.getpid())
+    before = descendants(os.getpid())
     with asyncio.Runner() as runner:
         pool = Pool(
             Limits(load_s=0.5, reset_s=0.5, step_s=0.3, max_workers=4, instances_per_worker=8)
@@ -76,4 +32,4 @@ def shared() -> Iterator[Shared]:
             yield Shared(runner, pool)
         finally:
             runner.run(pool.close())
-    assert _descendants(os.getpid()) <= before
+    assert descendants(os.getpid()) <= before

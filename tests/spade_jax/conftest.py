@@ -1,0 +1,49 @@
+"""A look at the processes below one."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def _parents(zombies: bool = True) -> dict[int, int]:
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent, *_ = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it ended meanwhile
+            continue
+        if zombies or state != "Z":
+            found[int(path.parent.name)] = int(parent)
+    return found
+
+
+def _descendants(pid: int) -> set[int]:
+    parents = _parents()
+    found, waiting = set(), {pid}
+    while waiting:
+        waiting = {child for child, parent in parents.items() if parent in waiting}
+        found |= waiting
+    return found
+
+
+@pytest.fixture(scope="session")
+def descendants() -> Callable[[int], set[int]]:
+    """A function: all processes below one, zombies included."""
+    return _descendants
+
+
+@pytest.fixture(scope="session")
+def all_gone() -> Callable[[set[int]], bool]:
+    """A function: wait up to ten seconds until none of the processes runs; whether so."""
+
+    def wait(pids: set[int]) -> bool:
+        give_up = time.monotonic() + 10
+        while pids & _parents(zombies=False).keys():
+            if time.monotonic() > give_up:
+                return False
+            time.sleep(0.02)
+        return True
+
+    return wait
