@@ -18,6 +18,7 @@ import fcntl
 import os
 import resource
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -63,21 +64,21 @@ class Walls:
         return replace(self, rules=None, landlock_abi=0, filter=only_filter, absent=absent)
 
 
-def prepare(memory_bytes: int, weaken: str, read_paths: list[str] | None = None) -> Walls:
+def prepare(memory_bytes: int, weaken: str, also_readable: Sequence[str] = ()) -> Walls:
     """Build the walls of this zygote's workers, and leave for a folder that no longer exists.
 
     Args:
         memory_bytes: address space a worker may add to what is mapped now.
         weaken: layers to do without, for tests: of "landlock", "landlock>1" (as a kernel that knows
             only its first version) and "seccomp", with commas between them.
-        read_paths: what a worker may read; by default the interpreter's library.
+        also_readable: what a worker may read beside the interpreter's library.
     """
     weak = weaken.split(",")
     absent: dict[str, OSError] = {}
     rules, abi, call_filter = None, 0, None
     try:
         limit = 0 if "landlock" in weak else 1 if "landlock>1" in weak else landlock.ANY_ABI
-        rules = landlock.ruleset(read_paths or landlock.library_paths(), limit)
+        rules = landlock.ruleset([*landlock.library_paths(), *also_readable], limit)
         abi = min(landlock.abi(), limit)
     except OSError as error:
         absent["landlock"] = error
