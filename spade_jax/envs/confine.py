@@ -136,14 +136,21 @@ def _filter(*, files: bool) -> seccomp.Filter:
 
 
 def _uids() -> range:
-    """User ids for workers, as far above those of people as this user namespace has them."""
+    """User ids that workers may be given."""
     if os.geteuid() != 0:
         return range(0)
     try:
-        lines = Path("/proc/self/uid_map").read_text().splitlines()
-        top = max(int(inside) + int(count) for inside, _, count in map(str.split, lines))
-    except (OSError, ValueError):
-        top = 1 << 16
+        return spare_uids(Path("/proc/self/uid_map").read_text())
+    except OSError:  # without /proc: what every container maps
+        return spare_uids("0 0 65536")
+
+
+def spare_uids(uid_map: str) -> range:
+    """User ids as far above those of people as a user namespace has them, by its map."""
+    top = max(
+        int(inside) + int(count)
+        for inside, _, count in (line.split() for line in uid_map.splitlines())
+    )
     count = min(_MOST_PIDS, top // 4)
     first = min(_FIRST_UID, top - count - 2)  # the last two may be nobody and overflow
     return range(first, first + count)
