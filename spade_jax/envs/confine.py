@@ -18,6 +18,7 @@ import fcntl
 import os
 import resource
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -63,21 +64,21 @@ class Walls:
         return replace(self, rules=None, landlock_abi=0, filter=only_filter, absent=absent)
 
 
-def prepare(memory_bytes: int, weaken: str, read_paths: list[str] | None = None) -> Walls:
+def prepare(memory_bytes: int, weaken: str, also_readable: Sequence[str] = ()) -> Walls:
     """Build the walls of this zygote's workers, and leave for a folder that no longer exists.
 
     Args:
         memory_bytes: address space a worker may add to what is mapped now.
         weaken: layers to do without, for tests: of "landlock", "landlock>1" (as a kernel that knows
             only its first version) and "seccomp", with commas between them.
-        read_paths: what a worker may read; by default the interpreter's library.
+        also_readable: what a worker may read beside the interpreter's library.
     """
     weak = weaken.split(",")
     absent: dict[str, OSError] = {}
     rules, abi, call_filter = None, 0, None
     try:
         limit = 0 if "landlock" in weak else 1 if "landlock>1" in weak else landlock.ANY_ABI
-        rules = landlock.ruleset(read_paths or landlock.library_paths(), limit)
+        rules = landlock.ruleset([*landlock.library_paths(), *also_readable], limit)
         abi = min(landlock.abi(), limit)
     except OSError as error:
         absent["landlock"] = error
@@ -135,14 +136,21 @@ def _filter(*, files: bool) -> seccomp.Filter:
 
 
 def _uids() -> range:
-    """User ids for workers, as far above those of people as this user namespace has them."""
+    """User ids that workers may be given."""
     if os.geteuid() != 0:
         return range(0)
     try:
-        lines = Path("/proc/self/uid_map").read_text().splitlines()
-        top = max(int(inside) + int(count) for inside, _, count in map(str.split, lines))
-    except (OSError, ValueError):
-        top = 1 << 16
+        return spare_uids(Path("/proc/self/uid_map").read_text())
+    except OSError:  # without /proc: what every container maps
+        return spare_uids("0 0 65536")
+
+
+def spare_uids(uid_map: str) -> range:
+    """User ids as far above those of people as a user namespace has them, by its map."""
+    top = max(
+        int(inside) + int(count)
+        for inside, _, count in (line.split() for line in uid_map.splitlines())
+    )
     count = min(_MOST_PIDS, top // 4)
     first = min(_FIRST_UID, top - count - 2)  # the last two may be nobody and overflow
     return range(first, first + count)

@@ -238,11 +238,11 @@ def _bait() -> Iterator[str]:
 
 def _layers(walls: confine.Walls, found: dict[str, Any]) -> Iterator[Layer]:
     refused: dict[str, int] = found["refused"]
-    if not walls.uids:
-        yield Layer("uid", False, f"not root: workers have user id {found['uid']} like the trainer")
-    elif found["uid"] == 0:
-        why = os.strerror(refused.get("uid", errno.EPERM))
+    if found["uid"] == 0:
+        why = os.strerror(refused["uid"]) if "uid" in refused else "no other is mapped"
         yield Layer("uid", False, f"root cannot change its user id ({why})", "allow CAP_SETUID")
+    elif not walls.uids:
+        yield Layer("uid", False, f"not root: workers have user id {found['uid']} like the trainer")
     else:
         yield Layer("uid", True, "its own")
     lost = [name for name in refused if name.startswith("rlimit")]

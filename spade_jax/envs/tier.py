@@ -1,11 +1,12 @@
 """How well this host contains workers, as a probe child found by trying. Standard library only.
 
-    S   what A has, and the zygotes in namespaces of their own
     A   seccomp and Landlock
     B   seccomp, which then allows no file to be opened: no import after the fork
     C   something that must be refused was not: programs run only if the user accepts it
 
-The tier says what was refused, never what was configured.
+The tier says what was refused, never what was configured. Nothing here puts the zygotes into
+namespaces or cgroups: who wants more than A starts the whole run in a container or a virtual
+machine of its own.
 """
 
 import json
@@ -14,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 ACCEPT = "I-accept"
-TIERS = "SABC"  # best first
+TIERS = "ABC"  # best first
 UNSAFE = "unsafe"
 
 

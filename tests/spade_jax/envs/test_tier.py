@@ -55,7 +55,7 @@ def layers(sandbox: tier.Sandbox) -> dict[str, bool]:
 
 def test_every_layer_is_proven_by_trying():
     sandbox = started()
-    assert sandbox.tier in ("S", "A")
+    assert sandbox.tier == "A"
     assert sandbox.allowed == ()
     assert len(sandbox.attempts) >= 40
     assert {attempt.answer for attempt in sandbox.attempts} >= {"EPERM", "EACCES", "SIGSYS"}
@@ -69,7 +69,7 @@ def test_every_layer_is_proven_by_trying():
 
 def test_an_older_landlock_will_do():
     sandbox = started("landlock>1")
-    assert sandbox.tier in ("S", "A")
+    assert sandbox.tier == "A"
     assert sandbox.allowed == ()
     assert "landlock ABI 1" in sandbox.line()
 
@@ -98,24 +98,45 @@ def test_without_seccomp_programs_are_refused_unless_the_user_accepts_it():
 
 
 def test_accepting_what_is_not_there_changes_nothing():
-    assert started("", Limits(unsafe_sandbox="I-accept")).label in ("S", "A")
+    assert started("", Limits(unsafe_sandbox="I-accept")).label == "A"
+
+
+def boot(statement: str) -> str:
+    """A boot line that runs `statement` in the supervisor and in its zygotes."""
+    before = f"from spade_jax.envs import landlock, limits, seccomp; {statement}; "
+    again = f"limits._BOOT = limits._BOOT.replace('from', {before + 'from'!r}, 1); "
+    return limits_module._BOOT.replace("from", before + again + "from", 1)
 
 
 def test_a_hole_in_a_wall_is_found(monkeypatch):
     """Everything is configured, and the kernel says yes to all of it."""
-    before = (
-        "from spade_jax.envs import limits, seccomp; "
-        "seccomp._ALLOWED += ' mount '; seccomp._KILLED = seccomp._KILLED.replace(' mount', ' '); "
+    statement = (
+        "seccomp._ALLOWED += ' mount '; seccomp._KILLED = seccomp._KILLED.replace(' mount', ' ')"
     )
-    again = f"limits._BOOT = limits._BOOT.replace('from', {before!r} + 'from', 1); "
-    boot = limits_module._BOOT.replace("from", before + again + "from", 1)
-    monkeypatch.setattr(limits_module, "_BOOT", boot)
+    monkeypatch.setattr(limits_module, "_BOOT", boot(statement))
+    with pytest.raises(SandboxError, match="they could mount"):
+        started()
 
-    async def start() -> None:
-        with pytest.raises(SandboxError, match="they could mount"):
-            await Pool(Limits()).start()
 
-    asyncio.run(start())
+@pytest.mark.parametrize(("layer", "tier_left"), [("landlock", "B"), ("seccomp", "C")])
+def test_a_wall_that_cannot_be_put_up_is_told(monkeypatch, layer: str, tier_left: str):
+    """It could be prepared; only the worker is refused."""
+    place = {"landlock": "landlock.restrict", "seccomp": "seccomp.Filter.install"}[layer]
+    refuse = "lambda _: (_ for _ in ()).throw(OSError(1, 'Operation not permitted'))"
+    monkeypatch.setattr(limits_module, "_BOOT", boot(f"{place} = {refuse}"))
+    sandbox = started("", Limits(unsafe_sandbox=tier.ACCEPT))
+    assert sandbox.tier == tier_left
+    (text,) = (text for text in sandbox.missing() if text.startswith(layer))
+    assert "Operation not permitted" in text
+
+
+def test_a_host_where_no_child_can_be_confined_is_named(monkeypatch):
+    statement = (
+        "import os; os.setsid = lambda: (_ for _ in ()).throw(OSError(1, 'no session for you'))"
+    )
+    monkeypatch.setattr(limits_module, "_BOOT", boot(statement))
+    with pytest.raises(SandboxError, match="no session for you"):
+        started()
 
 
 def test_a_sandbox_is_told_as_text():
@@ -131,7 +152,7 @@ def test_a_sandbox_is_told_as_text():
 
 def test_the_weakest_zygote_counts():
     weak = dataclasses.replace(SANDBOX, tier="C", attempts=(tier.Attempt("fork", False, "done"),))
-    strong = dataclasses.replace(SANDBOX, tier="S")
-    assert tier.worst([SANDBOX, weak, strong]) is weak
-    assert tier.worst([strong, SANDBOX]) is SANDBOX
+    middle = dataclasses.replace(SANDBOX, tier="B")
+    assert tier.worst([SANDBOX, weak, middle]) is weak
+    assert tier.worst([SANDBOX, middle]) is middle
     assert "they could fork" in weak.refusal()
