@@ -28,9 +28,9 @@ from spade_jax.types import Fault, Outcome
 
 DETAILS = """\
 Tells kernel, tier, each layer of the sandbox with the reason and the remedy where it is missing,
-the limits, and how long a new program and a step take here. Tiers: S and A contain programs; B
-does, but they can import only what is loaded before them; on C they are refused. The tier is what
-a probe was refused when it tried, not what is configured.
+the limits, and how long a new program and a step take here. Tiers: A contains programs; B does, but
+they can import only what is loaded before them; on C they are refused. The tier is what a probe was
+refused when it tried, not what is configured.
 
 --hostile DIR: the first line of each program says what is right, as in `# Spins. RIGHT: timeout`;
 alternatives are separated by |, remarks stand in brackets. `denied` means that each of its attempts
@@ -43,7 +43,6 @@ Exit codes: 0 programs are contained, all outcomes right, the host untouched; 1 
 """
 
 MEANINGS = {
-    "S": "filtered, walled off, and in namespaces of their own",
     "A": "filtered and walled off",
     "B": "filtered; no file can be opened, so late imports fail",
     "C": "NOT contained; programs are refused",

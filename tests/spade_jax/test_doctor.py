@@ -219,7 +219,7 @@ def test_an_interrupt_leaves_no_process(
         assert process.stderr.readline().startswith(b"running the programs of ")
         give_up = time.monotonic() + 60
         while len(below := descendants(process.pid)) < 4:  # a supervisor, two zygotes, a worker
-            assert time.monotonic() < give_up
+            assert process.poll() is None and time.monotonic() < give_up
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
         assert process.stderr.read() == b"spade-jax: interrupted\n"
