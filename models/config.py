@@ -24,7 +24,7 @@ class TransformerConfig:
     norm_eps: float = 1e-6  # epsilon of RMSNorm
     qk_norm: bool = False  # normalise queries and keys per head
     tied_head: bool = True  # the output head is the embedding table
-    scale_embedding: bool = False  # token embeddings enter multiplied by the root of `embed`
+    scale_embedding: bool = True  # token embeddings enter multiplied by the root of `embed`
 
     def __post_init__(self) -> None:
         for name in (

@@ -394,16 +394,16 @@ class WarmstartConfig:
     """Supervised start of a small policy on the environment library (`spade-jax warmstart`)."""
 
     out: str = "assets/tiny"  # folder for the tokenizer and weights
-    steps: int = 1100  # optimiser steps
+    steps: int = 2400  # optimiser steps
     rows: int = 8  # packed rows of one step
     row_tokens: int = 1024  # tokens of a packed row; no example may be longer
-    lr: float = 3e-3  # peak learning rate
-    # share of tokens spent on designs and hints; the rest are expert plays
-    design_share: float = 0.75
+    lr: float = 2e-3  # peak learning rate
+    # share of tokens spent on designs and hints; what it and copy_share leave are expert plays
+    design_share: float = 0.65
+    copy_share: float = 0.15  # share of tokens spent on exercises in copying words of the prompt
+    copy_steps: int = 150  # first steps, of these exercises alone
     plays: int = 6000  # expert plays made before training
     words: int = 2900  # rare words of the corpus that become one piece of the tokenizer each
-    # weight of such a word in the loss; more than 1 stresses what is read from the document
-    word_weight: float = 1.0
     init_from: str = ""  # folder with tokenizer and weights to go on from; empty: random weights
     log_steps: int = 20  # steps between two log lines
 
@@ -412,15 +412,18 @@ class WarmstartConfig:
         _require(self.rows >= 1, "warmstart.rows", self.rows, "at least 1")
         _require(self.row_tokens >= 16, "warmstart.row_tokens", self.row_tokens, "at least 16")
         _require(0 < self.lr < math.inf, "warmstart.lr", self.lr, "a finite positive number")
+        for name in ("design_share", "copy_share"):
+            share = getattr(self, name)
+            _require(0 < share < 1, f"warmstart.{name}", share, "between 0 and 1")
         _require(
-            0 < self.design_share < 1,
-            "warmstart.design_share",
-            self.design_share,
-            "between 0 and 1",
+            self.design_share + self.copy_share < 1,
+            "warmstart.copy_share",
+            self.copy_share,
+            f"less than design_share={self.design_share} leaves of 1, so that plays are taught too",
         )
         _require(self.plays >= 1, "warmstart.plays", self.plays, "at least 1")
+        _require(self.copy_steps >= 0, "warmstart.copy_steps", self.copy_steps, "0 or more")
         _require(self.words >= 0, "warmstart.words", self.words, "0 or more")
-        _require(self.word_weight > 0, "warmstart.word_weight", self.word_weight, "above 0")
         _require(self.log_steps >= 1, "warmstart.log_steps", self.log_steps, "at least 1")
 
 

@@ -8,11 +8,12 @@ same command and seed make the same weights on the same machine.
 
 import asyncio
 import dataclasses
+import itertools
 import logging
 import random
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -24,7 +25,7 @@ from models.tokenizer import Tokenizer
 from models.tokenizer import train as train_tokenizer
 from models.transformer import init_params
 from models.weights import load_weights, save_weights
-from spade_jax.config import BatchConfig, Config
+from spade_jax.config import BatchConfig, Config, WarmstartConfig
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
 from spade_jax.errors import ConfigError
@@ -33,7 +34,14 @@ from spade_jax.learner.step import Learner
 from spade_jax.roles import prompts
 from spade_jax.roles.corpus import Corpus, excerpt
 from spade_jax.roles.designer import MAX_TERMS
-from spade_jax.roles.examples import Example, Grounded, ground, play_examples, text_examples
+from spade_jax.roles.examples import (
+    Example,
+    Grounded,
+    copy_examples,
+    ground,
+    play_examples,
+    text_examples,
+)
 from spade_jax.rollout.chat import Chat
 from spade_jax.telemetry.sinks import write_atomic
 from spade_jax.types import Group, Role, Trajectory
@@ -85,9 +93,6 @@ def warmstart(config: Config) -> Path:
         if start
         else init_params(config.model, jax.random.key(config.run.seed), mesh)
     )
-    word_ids = [
-        ids[0] for word in _words(config, corpus) if len(ids := tokenizer.encode(word)) == 1
-    ]
     batches = _batches(config, corpus, chat, plays)
     for step in range(config.warmstart.steps):
         started = time.perf_counter()
@@ -99,9 +104,6 @@ def warmstart(config: Config) -> Path:
             policy_version=0,
             row_multiple=learner.row_multiple,
         )
-        is_word = batch.loss_mask & np.isin(batch.tokens, word_ids)
-        emphasis = np.where(is_word, np.float32(config.warmstart.word_weight), np.float32(1))
-        batch = batch._replace(weights=batch.weights * emphasis)
         state, metrics = learner.step(state, batch, objective="nll")
         if step % config.warmstart.log_steps == 0 or step == config.warmstart.steps - 1:
             logger.info("%s", _line(config, step, examples, metrics, time.perf_counter() - started))
@@ -128,14 +130,15 @@ def _fit_tokenizer(config: Config, corpus: Corpus, path: Path) -> Tokenizer:
         for part in _texts(ground(rng, corpus, config.designer.document_words))
     ]
     texts += [corpus[rng.randrange(len(corpus))].text for _ in range(TOKENIZER_DOCUMENTS)]
-    return train_tokenizer(texts, path, config.model.vocab_size, _words(config, corpus))
+    words = _offered(config, corpus)[: config.warmstart.words]
+    return train_tokenizer(texts, path, config.model.vocab_size, words)
 
 
-def _words(config: Config, corpus: Corpus) -> list[str]:
-    """The rare words that excerpts offer most often, up to `warmstart.words`."""
+def _offered(config: Config, corpus: Corpus) -> list[str]:
+    """The rare words that designer prompts offer, the most frequent first."""
     shown = (excerpt(document, config.designer.document_words) for document in corpus)
     offered = Counter(term for text in shown for term in corpus.rare_terms(text)[:MAX_TERMS])
-    return [word for word, _ in offered.most_common(config.warmstart.words)]
+    return [word for word, _ in offered.most_common()]
 
 
 def _texts(item: Grounded) -> tuple[str, str, str]:
@@ -162,30 +165,54 @@ async def _plays(config: Config, corpus: Corpus, chat: Chat) -> list[Example]:
 def _batches(
     config: Config, corpus: Corpus, chat: Chat, plays: Sequence[Example]
 ) -> Iterator[list[Example]]:
-    """Endless lists of examples that together fill `warmstart.rows` rows; what does not fit opens
-    the next list.
+    """Endless lists of examples that together fill `warmstart.rows` rows: the copy exercises of the
+    first steps, then the mixture of all kinds.
     """
-    texts = text_examples(
-        config.run.seed, corpus, chat, config.designer.document_words, config.memory
-    )
-    rng = random.Random(f"batches/{config.run.seed}")
-    taught = {"text": 1, "play": 1}
-    examples: list[Example] = []
+    seed, settings = config.run.seed, config.warmstart
+    copies = copy_examples(seed, _offered(config, corpus), chat)
+    sources = {
+        "text": text_examples(seed, corpus, chat, config.designer.document_words, config.memory),
+        "copy": copies,
+        "play": _again(random.Random(f"batches/{seed}"), plays),
+    }
+    shares = {"text": settings.design_share, "copy": settings.copy_share}
+    shares["play"] = 1 - sum(shares.values())
+    yield from itertools.islice(_filled(config.warmstart, copies), settings.copy_steps)
+    yield from _filled(config.warmstart, _mixed(sources, shares))
+
+
+def _mixed(
+    sources: Mapping[str, Iterator[Example]], shares: Mapping[str, float]
+) -> Iterator[Example]:
+    """Examples of all sources, each with its share of the tokens."""
+    taught = dict.fromkeys(sources, 0)
     while True:
-        share = taught["text"] / (taught["text"] + taught["play"])
-        kind = "text" if share < config.warmstart.design_share else "play"
-        example = next(texts) if kind == "text" else plays[rng.randrange(len(plays))]
+        kind = min(sources, key=lambda kind: taught[kind] / shares[kind])
+        example = next(sources[kind])
         taught[kind] += len(example.tokens)
-        if len(example.tokens) > config.warmstart.row_tokens:
+        yield example
+
+
+def _filled(settings: WarmstartConfig, source: Iterator[Example]) -> Iterator[list[Example]]:
+    """Lists of examples that fill the rows of a step; what does not fit opens the next list."""
+    examples: list[Example] = []
+    for example in source:
+        if len(example.tokens) > settings.row_tokens:
             raise ConfigError(
-                f"warmstart.row_tokens={config.warmstart.row_tokens} is shorter than an example of "
+                f"warmstart.row_tokens={settings.row_tokens} is shorter than an example of "
                 f"{len(example.tokens)} tokens ({example.kind}); set it to at least that"
             )
         lengths = [len(item.tokens) for item in [*examples, example]]
-        if len(pack(lengths, config.warmstart.row_tokens)) > config.warmstart.rows:
+        if len(pack(lengths, settings.row_tokens)) > settings.rows:
             yield examples
             examples = []
         examples.append(example)
+
+
+def _again(rng: random.Random, plays: Sequence[Example]) -> Iterator[Example]:
+    """Endless plays, each drawn anew from those made."""
+    while True:
+        yield plays[rng.randrange(len(plays))]
 
 
 def _groups(examples: Sequence[Example]) -> list[Group]:

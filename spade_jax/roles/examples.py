@@ -15,6 +15,7 @@ from jaxtyping import Bool, Int
 
 from spade_jax.config import SKILLS, Difficulty, MemoryConfig
 from spade_jax.envs.library import FAMILIES, Draw, Family
+from spade_jax.envs.library.base import pick_terms
 from spade_jax.envs.pool import Pool
 from spade_jax.errors import CorpusError
 from spade_jax.roles import memory, prompts
@@ -32,7 +33,7 @@ class Example:
     """One conversation to imitate: loss on the completions alone."""
 
     role: Role
-    kind: str  # "design", "hint" or "play"
+    kind: str  # "design", "hint", "copy" or "play"
     tokens: Int[np.ndarray, " seq"]
     loss_mask: Bool[np.ndarray, " seq"]
 
@@ -111,6 +112,25 @@ def text_examples(
             prompt = prompts.hint(item.draw.program.rstrip())
             pieces = [(chat.open(prompt), False), (chat.finish(item.draw.hint), True)]
             yield _example(Role.DESIGNER, "hint", pieces)
+
+
+def copy_examples(seed: int, words: Sequence[str], chat: Chat) -> Iterator[Example]:
+    """Endless short exercises in what grounds a design: list some of the prompt's terms, in their
+    order.
+
+    A design names few words among hundreds of tokens, too few for a small policy to find out that
+    they stand in its prompt; here they are most of what is taught. `words` are at least as many as
+    a prompt offers.
+    """
+    rng = random.Random(f"copy/{seed}")
+    while True:
+        terms = rng.sample(words, rng.randint(MIN_TERMS, MAX_TERMS))
+        chosen = pick_terms(rng, terms, rng.randint(MIN_TERMS, len(terms)))
+        pieces = [
+            (chat.open(prompts.terms_line(terms)), False),
+            (chat.finish(f"[{prompts.quoted(chosen)}]"), True),
+        ]
+        yield _example(Role.DESIGNER, "copy", pieces)
 
 
 def _memory_lines(

@@ -21,7 +21,9 @@ Skill: {skill}, {description}
 Difficulty: {difficulty}
 Memory: {memory}
 Document: {document}
-Terms: {terms}"""
+{terms}"""
+
+TERMS = "Terms: "
 
 HINT = """Write a hint for the player of this game: \
 how to win, in at most two sentences, without the winning actions.
@@ -47,8 +49,18 @@ def designer(
         difficulty=difficulty,
         memory="; ".join(memory) if memory else "none",
         document=document,
-        terms=", ".join(f'"{term}"' for term in terms) if terms else "none",
+        terms=terms_line(terms),
     )
+
+
+def terms_line(terms: Sequence[str]) -> str:
+    """Last line of the designer prompt: the words a design should be built on."""
+    return TERMS + (quoted(terms) if terms else "none")
+
+
+def quoted(terms: Sequence[str]) -> str:
+    """Words as a program lists them."""
+    return ", ".join(f'"{term}"' for term in terms)
 
 
 def hint(program: str) -> str:

@@ -3,7 +3,11 @@ bit.
 """
 
 import dataclasses
+import itertools
+from collections import Counter
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from helpers import tree_allclose
@@ -12,7 +16,11 @@ from models.tokenizer import Tokenizer
 from models.weights import load_weights
 from spade_jax.config import Config, RunConfig, WarmstartConfig
 from spade_jax.errors import ConfigError
-from spade_jax.warmstart import TOKENIZER_FILE, warmstart
+from spade_jax.roles.corpus import Corpus
+from spade_jax.roles.examples import Example
+from spade_jax.rollout.chat import Chat
+from spade_jax.types import Role
+from spade_jax.warmstart import TOKENIZER_FILE, _batches, warmstart
 
 MODEL = TransformerConfig(
     vocab_size=800,
@@ -33,6 +41,7 @@ def config(tmp_path, name, **overrides):
         "plays": 6,
         "log_steps": 1,
         "words": 100,
+        "copy_steps": 0,
         "out": str(tmp_path / name),
     }
     return Config(
@@ -63,10 +72,24 @@ def test_an_unwritable_folder_is_named(tmp_path):
         warmstart(broken)
 
 
-def test_the_weight_on_words_changes_what_is_learnt(tmp_path):
-    plain = load_weights(warmstart(config(tmp_path, "plain", steps=1)), MODEL)
-    stressed = load_weights(warmstart(config(tmp_path, "s", steps=1, word_weight=8.0)), MODEL)
-    assert not tree_allclose(plain, stressed, rtol=0, atol=0)
+def test_copy_exercises_come_first_and_the_shares_of_tokens_are_kept(tmp_path):
+    settings = config(tmp_path, "shares", design_share=0.5, copy_share=0.3, copy_steps=3)
+    corpus = Corpus.load(settings.corpus, 0)
+    tokenizer = Tokenizer.load(Path("assets/tiny") / TOKENIZER_FILE)
+    play = Example(Role.AGENT, "play", np.ones(200, np.int32), np.ones(200, bool))
+    batches = _batches(settings, corpus, Chat(tokenizer), [play])
+    tokens = Counter()
+    for batch in itertools.islice(batches, 3):
+        assert {example.kind for example in batch} == {"copy"}
+    for batch in itertools.islice(batches, 12):
+        for example in batch:
+            tokens[{"design": "text", "hint": "text"}.get(example.kind, example.kind)] += len(
+                example.tokens
+            )
+    total = tokens.total()
+    assert abs(tokens["text"] / total - 0.5) < 0.02
+    assert abs(tokens["copy"] / total - 0.3) < 0.02
+    assert abs(tokens["play"] / total - 0.2) < 0.02
 
 
 def test_it_goes_on_from_weights(tmp_path):

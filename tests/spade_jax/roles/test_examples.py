@@ -2,7 +2,9 @@
 
 import asyncio
 import itertools
+import json
 import random
+import re
 
 import pytest
 
@@ -104,3 +106,18 @@ def test_plays_are_won_and_half_are_hinted(corpus, wide_chat):
     for example in made:
         taught = wide_chat.decode(example.tokens[example.loss_mask])
         assert parsing.action(taught) is not None
+
+
+def test_a_copy_exercise_lists_terms_of_its_prompt_in_their_order(wide_chat):
+    words = [f"{word}{letter}" for word in WORDS for letter in "abc"]
+    made = list(itertools.islice(examples.copy_examples(3, words, wide_chat), 20))
+    tokenizer = wide_chat.tokenizer
+    for example in made:
+        split = int(example.loss_mask.argmax())
+        assert example.loss_mask[split:].all()
+        offered = re.findall(r'"(\w+)"', tokenizer.decode(example.tokens[:split].tolist()))
+        listed = json.loads(tokenizer.decode(example.tokens[split:].tolist()))
+        assert 3 <= len(listed) <= len(offered) <= 8
+        assert listed == [word for word in offered if word in listed]
+        assert set(offered) <= set(words)
+    assert len({example.tokens.tobytes() for example in made}) == 20
