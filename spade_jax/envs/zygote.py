@@ -9,6 +9,7 @@ import contextlib
 import gc
 import importlib
 import json
+import mmap
 import os
 import signal
 import socket
@@ -18,7 +19,9 @@ from spade_jax.envs import limits, wire, worker
 
 
 def main() -> None:
-    """Serve `["fork", number]` (with a channel) and `["reap", pid]` until the supervisor ends."""
+    """Serve `["fork", number]` (with a channel and a page of memory) and `["reap", pid]` until the
+    supervisor ends.
+    """
     descriptor, parent, memory_bytes = map(int, sys.argv[1:])
     limits.die_with_parent(parent)
     limits.adopt_orphans()
@@ -33,12 +36,12 @@ def main() -> None:
     _tell(control, "ready")
     workers: set[int] = set()
     while True:
-        message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
+        message, descriptors, _, _ = socket.recv_fds(control, 4096, 2)
         if not message:
             return
         operation, argument = json.loads(message)
         if operation == "fork":
-            _fork(control, argument, descriptors[0], max_address_space, workers)
+            _fork(control, argument, descriptors, max_address_space, workers)
         else:
             _tell(control, "reaped", argument, _reap(argument, workers))
 
@@ -48,27 +51,34 @@ def _tell(control: socket.socket, *message: object) -> None:
 
 
 def _fork(
-    control: socket.socket, number: int, channel: int, max_address_space: int, workers: set[int]
+    control: socket.socket,
+    number: int,
+    descriptors: list[int],
+    max_address_space: int,
+    workers: set[int],
 ) -> None:
+    """Fork worker `number`, whose channel and page of progress are given; close both here."""
     zygote = os.getpid()
     try:
         pid = os.fork()
     except OSError as error:
         _tell(control, "failed", number, str(error))
-        os.close(channel)
-        return
-    if pid == 0:
-        control.detach()  # `confine` closes it, and its number may be used again
-        try:
-            _live(channel, zygote, max_address_space)
-        finally:
-            os._exit(1)
-    os.close(channel)
-    workers.add(pid)
-    _tell(control, "forked", number, pid)
+    else:
+        if pid == 0:
+            control.detach()  # `confine` closes it, and its number may be used again
+            try:
+                channel, page = descriptors
+                progress = mmap.mmap(page, mmap.PAGESIZE)
+                _live(channel, progress, zygote, max_address_space)
+            finally:
+                os._exit(1)
+        workers.add(pid)
+        _tell(control, "forked", number, pid)
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
-def _live(channel: int, zygote: int, max_address_space: int) -> None:
+def _live(channel: int, progress: mmap.mmap, zygote: int, max_address_space: int) -> None:
     """The life of a worker. Its first frame says that it is confined; no program comes before."""
     try:
         limits.confine(channel, zygote, max_address_space)
@@ -76,7 +86,7 @@ def _live(channel: int, zygote: int, max_address_space: int) -> None:
         os.write(limits.CHANNEL, wire.encode([worker.HELLO, "infrastructure", f"confine: {error}"]))
         return
     os.write(limits.CHANNEL, wire.encode([worker.HELLO, "ok", None]))
-    worker.serve(limits.CHANNEL)
+    worker.serve(limits.CHANNEL, progress)
 
 
 def _reap(pid: int, workers: set[int]) -> int:
