@@ -152,6 +152,7 @@ class Run:
             host = {
                 "version": self.version,
                 "curriculum": self.stage.curriculum.state(),
+                "pool": self.stage.pool.state(),
                 "corpus": self.stage.corpus.state(),
             }
             self.checkpoints.save(step, self.state, host)
@@ -327,6 +328,7 @@ def _restore(
             f"run.steps={config.run.steps}; raise --run.steps to go on"
         )
     stage.curriculum.restore(host["curriculum"])
+    stage.pool.restore(host["pool"])
     stage.corpus.restore(host["corpus"])
     folder.cut(step, step // config.run.cycle_steps)
     logger.info("resuming after step %d from %s", step + 1, folder.checkpoints)

@@ -66,6 +66,8 @@ STDLIB_ONLY = (
     "spade_jax.envs.wire",
     "spade_jax.envs.limits",
     "spade_jax.envs.supervisor",
+    "spade_jax.envs.nursery",
+    "spade_jax.envs.verdicts",
 )
 
 

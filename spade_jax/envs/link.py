@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from spade_jax.envs import limits, wire
 from spade_jax.envs.limits import Limits
@@ -25,6 +25,7 @@ _START_S = 120.0  # for the import of numpy on a crowded machine
 _STOP_S = 5.0
 _SILENCE_S = 120.0  # more than the supervisor lets pass before it answers for a worker
 _TICK_S = 5.0
+_BUFFER_BYTES = 1 << 18
 _MAX_BATCH = 64  # requests; each may have its limit before the next one begins
 _MAX_BATCH_CHARS = 1 << 16  # of the actions in one
 
@@ -38,6 +39,7 @@ class Answer(NamedTuple):
     elapsed_s: float = 0.0  # from the supervisor's hearing of it to the answer
 
 
+@runtime_checkable
 class Listener(Protocol):
     """Who hears of what happens to workers: the pool."""
 
@@ -88,7 +90,7 @@ class _Batch:
         )
 
 
-class Link(asyncio.Protocol):
+class Link(asyncio.BufferedProtocol):
     """A running supervisor."""
 
     def __init__(self, process: subprocess.Popen[bytes], listener: Listener) -> None:
@@ -99,6 +101,7 @@ class Link(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         self._decoder = wire.Decoder()
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))  # one, not a new one for each read
         self._sent: dict[int, _Batch] = {}  # waiting for answers, by number
         self._queued: dict[int, _Batch] = {}  # by worker: batches that may still grow
         self._heard: dict[int, int] = {}  # tick at which a worker last answered
@@ -161,8 +164,11 @@ class Link(asyncio.Protocol):
         self._transport = transport  # pyright: ignore[reportAttributeAccessIssue]
         self._timer = asyncio.get_running_loop().call_later(_TICK_S, self._tick)
 
-    def data_received(self, data: bytes) -> None:
-        for notice in self._decoder.feed(data):
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        for notice in self._decoder.feed(bytes(self._buffer[:nbytes])):
             kind, number, worker, index, value = wire.NOTICE.unpack_from(notice)
             body = notice[wire.NOTICE.size :]
             if kind == wire.ANSWERS:
@@ -238,10 +244,8 @@ class Link(asyncio.Protocol):
         if status == "protocol" and len(batch.waiting) - batch.num_answered > 1:
             self._listener.on_ambiguous(worker)
             index = len(batch.waiting)
-        elif status != "lost":
-            self._listener.on_down(worker, status, detail, idle=False)
         else:
-            index = len(batch.waiting)
+            self._listener.on_down(worker, status, detail, idle=False)
         for at, waiting in enumerate(batch.waiting):
             if at >= batch.num_answered:
                 _resolve(waiting, Answer(status, detail) if at == index else lost)
@@ -323,7 +327,7 @@ def _resolve(waiting: _Waiting, answer: Answer) -> None:
         waiting.future.set_result(answer)
 
 
-def _checked(answers: Any, count: int) -> list[tuple[str, Any]]:
+def _checked(answers: Any, count: int) -> list[list[Any]]:
     """Answers `[status, value]` as a worker may write them; values are for the pool to judge."""
     if type(answers) is not list or len(answers) != count:
         raise wire.WireError("a reply that is not as many answers as it says")

@@ -34,7 +34,7 @@ class Quarantine:
 
         The outcome is that of its first offence: its author answers for it again.
         """
-        faults = self._offences.get(digest, ())
+        faults = self._offences.get(digest, [])
         if len(faults) < MAX_OFFENCES or self._uses[digest]:
             return None
         first = faults[0]

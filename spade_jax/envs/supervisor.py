@@ -29,7 +29,7 @@ from spade_jax.envs import limits, verdicts, wire
 from spade_jax.envs.nursery import BIRTH_S, Batch, Nursery, Worker, Zygote
 from spade_jax.envs.wire import ASK, FAULT, IDLE, MEMORY, READY, SPAWN, WORN
 
-_CHUNK = 1 << 18
+_CHUNK = 1 << 16  # a larger buffer is mapped anew for each read
 _MAX_DETAIL = 300
 _MEMORY_S = 0.1  # between two looks at the memory of busy workers
 _MEMORY_STEP = 1 << 20  # a change by less is not told
@@ -177,16 +177,17 @@ class Supervisor:
         if worker.outbox:
             self._send(worker)
 
-    def _read_worker(self, worker: Worker) -> None:
+    def _read_worker(self, worker: Worker) -> bool:
+        """Take what a worker has written; returns whether that was anything."""
         try:
             data = worker.channel.recv(_CHUNK)
         except BlockingIOError:
-            return
+            return False
         except ConnectionError:
             data = b""
         if not data:
             self._ask_how_it_ended(worker)
-            return
+            return True
         now_clock = limits.cpu_s(worker.pid)
         answers: list[tuple[Batch, int, bytes]] = []  # with what was answered before
         fault = None
@@ -194,7 +195,7 @@ class Supervisor:
             for reply in worker.decoder.feed(data):
                 if not worker.confined:
                     if not self._confined(worker, reply):
-                        return
+                        return True
                     continue
                 batch, done = verdicts.match(worker, reply)
                 notice, late = verdicts.passed_on(worker, batch, reply, now_clock)
@@ -224,6 +225,7 @@ class Supervisor:
             self._begin(worker)
         elif answers:
             worker.deadline = _NEVER
+        return True
 
     def _confined(self, worker: Worker, hello: bytes) -> bool:
         """Read a worker's first frame, older than any program in it; let its requests start."""
@@ -312,7 +314,8 @@ class Supervisor:
             worker.deadline = now + BIRTH_S
             return
         state = limits.state(worker.pid)
-        self._read_worker(worker)  # it may have answered while this process could not run
+        # It may have answered, or begun to, while this process could not run.
+        heard = self._read_worker(worker)
         if worker.dying or not worker.queue or worker.deadline > now:
             return
         batch = worker.queue[0]
@@ -320,6 +323,9 @@ class Supervisor:
         elapsed_s = now - worker.started
         if elapsed_s < batch.limit_s:
             worker.deadline = worker.started + batch.limit_s
+            return
+        if heard and elapsed_s < verdicts.MAX_STRETCH * batch.limit_s:
+            worker.deadline = now + batch.limit_s / 10
             return
         cpu_s = limits.cpu_s(worker.pid) - worker.clock
         verdict = verdicts.judge(elapsed_s, cpu_s, state, batch.limit_s)

@@ -16,7 +16,7 @@ ALIVE = frozenset({"ok", "env_error", "schema"})  # what a worker may say of a r
 BLAMELESS = frozenset(
     {"lost", "killed", "infrastructure"}
 )  # says nothing against who answered last
-MAX_STRETCH = 10  # times its limit that a request may wait for a processor
+MAX_STRETCH = 30  # times its limit that a request may wait for a processor
 
 
 def judge(elapsed_s: float, cpu_s: float, state: str, limit_s: float) -> str:
