@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from spade_jax.envs import limits, wire
 from spade_jax.envs.limits import Limits
-from spade_jax.envs.verdicts import ALIVE, MAX_STRETCH
+from spade_jax.envs.verdicts import ALIVE, BLAMELESS, MAX_STRETCH, UNKNOWN
 from spade_jax.errors import SandboxError
 
 MAX_DETAIL = 300
@@ -53,7 +53,7 @@ class Listener(Protocol):
         """A worker is gone, by the fault of a request or while idle."""
 
     def on_ambiguous(self, worker: int) -> None:
-        """A worker is gone by the fault of one of several requests; it is not known which."""
+        """A worker is gone by the fault of one of several requests; there is no telling which."""
 
     def on_memory(self, num_bytes: int) -> None:
         """All workers together have added so much memory."""
@@ -219,7 +219,7 @@ class Link(asyncio.BufferedProtocol):
             answers = _checked(wire.loads(body[8 * count :]), count)
         except wire.WireError as error:
             self.kill(worker)
-            self._faulted(number, worker, batch.num_answered, "protocol", str(error)[:MAX_DETAIL])
+            self._faulted(number, worker, UNKNOWN, "protocol", str(error)[:MAX_DETAIL])
             for other, later in list(self._sent.items()):
                 if later.worker == worker:
                     self._faulted(other, worker, 0, "lost", "the worker is gone")
@@ -235,20 +235,24 @@ class Link(asyncio.BufferedProtocol):
             self._forget(number)
 
     def _faulted(self, number: int, worker: int, index: int, status: str, detail: str) -> None:
-        """A worker is gone: one request of the batch is why, or none, and the others are lost."""
+        """A worker is gone: one request of the batch is why, or none, and the others are lost.
+
+        If it is not known which one, all are lost, and the program's are sent one by one from now
+        on; each then answers for itself.
+        """
         batch = self._forget(number)
         if batch is None:
             return
         self._heard[worker] = self._ticks
+        if index == UNKNOWN:
+            index = batch.num_answered
+            if status not in BLAMELESS and len(batch.waiting) - index > 1:
+                self._listener.on_ambiguous(worker)
+                status, detail = "lost", "the worker is gone"
+        self._listener.on_down(worker, status, detail, idle=False)
         lost = Answer("lost", "the worker is gone")
-        if status == "protocol" and len(batch.waiting) - batch.num_answered > 1:
-            self._listener.on_ambiguous(worker)
-            index = len(batch.waiting)
-        else:
-            self._listener.on_down(worker, status, detail, idle=False)
-        for at, waiting in enumerate(batch.waiting):
-            if at >= batch.num_answered:
-                _resolve(waiting, Answer(status, detail) if at == index else lost)
+        for at in range(batch.num_answered, len(batch.waiting)):
+            _resolve(batch.waiting[at], Answer(status, detail) if at == index else lost)
 
     def _forget(self, number: int) -> _Batch | None:
         batch = self._sent.pop(number, None)

@@ -268,7 +268,6 @@ class Pool:
     def on_ambiguous(self, worker: int) -> None:
         if found := self._workers.get(worker):
             self._alone.add(found.key[0])
-            self._bury(found)
 
     def on_memory(self, num_bytes: int) -> None:
         self._memory_bytes = num_bytes

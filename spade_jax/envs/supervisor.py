@@ -200,8 +200,7 @@ class Supervisor:
                 batch, done = verdicts.match(worker, reply)
                 notice, late = verdicts.passed_on(worker, batch, reply, now_clock)
                 if late is not None:  # on an idle host it would have been killed
-                    worker.index = late
-                    fault = "timeout", verdicts.missed(batch)
+                    fault = "timeout", verdicts.missed(batch), late
                     break
                 answers.append((batch, done, notice))
                 if batch.done == batch.count:
@@ -209,11 +208,10 @@ class Supervisor:
             if worker.decoder.pending and not worker.queue:
                 raise wire.WireError("bytes after the reply")
         except wire.WireError as error:
-            fault = "protocol", str(error)
+            fault = "protocol", str(error), verdicts.UNKNOWN
             if answers and not worker.queue:  # what follows an answer voids it
                 batch, batch.done, _ = answers.pop()
                 worker.queue.append(batch)
-                worker.index = batch.count - 1
         for _, _, notice in answers:
             self._outbox += notice
         if not worker.worn and now_clock > limits.CPU_S / 2:
@@ -261,13 +259,14 @@ class Supervisor:
                 self._fail(worker, *verdicts.ending(worker, code))
                 return
 
-    def _fail(self, worker: Worker, status: str, detail: str) -> None:
-        """End a worker because of the request it is at; the others are innocent."""
+    def _fail(self, worker: Worker, status: str, detail: str, index: int | None = None) -> None:
+        """End a worker because of the request it is at, or of that with this index in its batch;
+        the others are innocent."""
         if not worker.number:
             self._nursery.drop(worker)
             return
         if worker.queue:
-            index = worker.index if status in ("timeout", "protocol") else verdicts.locate(worker)
+            index = verdicts.locate(worker) if index is None else index
             self._tell_fault(worker.number, worker.queue.popleft(), index, status, detail)
         else:
             self._tell(IDLE, 0, worker.number, 0, 0.0, wire.dumps([status, detail[:_MAX_DETAIL]]))

@@ -16,6 +16,7 @@ ALIVE = frozenset({"ok", "env_error", "schema"})  # what a worker may say of a r
 BLAMELESS = frozenset(
     {"lost", "killed", "infrastructure"}
 )  # says nothing against who answered last
+UNKNOWN = 0xFFFF  # index of the guilty request when there is no telling which it is
 MAX_STRETCH = 30  # times its limit that a request may wait for a processor
 
 
@@ -76,7 +77,7 @@ def passed_on(
 
 
 def locate(worker: Worker) -> int:
-    """Index of the request that a worker is at, by its page of progress.
+    """Index of the request that a worker is at, by its page of progress, or `UNKNOWN`.
 
     The first word about a request counts, and it cannot go back, so that no program gains more time
     by writing there than a limit for each of its batch. The page is read until it stands still.
@@ -87,13 +88,15 @@ def locate(worker: Worker) -> int:
         if word == worker.progress[: wire.PROGRESS.size]:
             break
     started, clock, number, index = wire.PROGRESS.unpack(word)
-    if number == batch.number and worker.index < index < batch.count:
+    if number != batch.number or not worker.index <= index < batch.count:
+        return UNKNOWN
+    if index > worker.index:
         worker.index = index
         if worker.started < started:
             worker.started = min(started, time.monotonic())
         if worker.clock < clock:
             worker.clock = min(clock, limits.cpu_s(worker.pid))
-    return worker.index
+    return index
 
 
 def ending(worker: Worker, code: int) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from spade_jax.envs.pool import Instance, Pool
 from spade_jax.types import Fault, Outcome, Reply
 
 MIXED = """
-import os, sys, time
+import os, struct, sys, time
 
 class MixedEnv:
     def reset(self, seed):
@@ -38,9 +38,8 @@ class MixedEnv:
             while True:
                 for index in range(int(number), 64):
                     for batch in range(64):
-                        now = time.monotonic()
-                        clock = time.process_time()
-                        __import__("struct").pack_into("<ddII", progress, 0, now, clock, batch, index)
+                        now, clock = time.monotonic(), time.process_time()
+                        struct.pack_into("<ddII", progress, 0, now, clock, batch, index)
         if word == "forget":
             progress = sys._getframe(1).f_back.f_locals["progress"]
             progress[:64] = b"\\xff" * 64  # NaN among it
@@ -79,7 +78,7 @@ def ok(action: str, count: int = 1) -> Reply:
     ],
 )
 def test_the_guilty_one_of_a_batch_is_found(shared, deed: str, outcome: Outcome):
-    """All step at once, so their requests share a frame; the guilty one is neither first nor last."""
+    """All step at once, so their requests share a frame; the guilty one is in the middle."""
 
     async def play() -> None:
         program = PROGRAM + f"\n# guilty {deed}"
@@ -293,7 +292,7 @@ def test_what_is_counted(shared):
         await instances[1].step("x")
         stats = shared.pool.stats()
         assert (stats.programs, stats.instances, stats.steps) == (1, 3, 7)
-        assert sorted(stats.step_s)[3:6] == pytest.approx([0.05] * 3, abs=0.03)
+        assert sorted(stats.step_s)[4:] == pytest.approx([0.05] * 3, abs=0.03)
         assert len(stats.spawn_s) == stats.spawned == 2
         assert all(0 < spawn_s < 60 for spawn_s in stats.spawn_s)
         assert stats.busy_s > 0.15
