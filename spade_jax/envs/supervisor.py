@@ -323,7 +323,7 @@ class Supervisor:
         if elapsed_s < batch.limit_s:
             worker.deadline = worker.started + batch.limit_s
             return
-        if heard and elapsed_s < verdicts.MAX_STRETCH * batch.limit_s:
+        if heard and elapsed_s < verdicts.MAX_STRETCH * batch.limit_s:  # a long answer
             worker.deadline = now + batch.limit_s / 10
             return
         cpu_s = limits.cpu_s(worker.pid) - worker.clock

@@ -17,7 +17,8 @@ BLAMELESS = frozenset(
     {"lost", "killed", "infrastructure"}
 )  # says nothing against who answered last
 UNKNOWN = 0xFFFF  # index of the guilty request when there is no telling which it is
-MAX_STRETCH = 30  # times its limit that a request may wait for a processor
+MAX_STRETCH = 10  # times its limit that a request may wait for a processor, and
+MAX_WAIT_S = 30.0  # so much longer: a short limit is no reason to give a crowded host up
 
 
 def judge(elapsed_s: float, cpu_s: float, state: str, limit_s: float) -> str:
@@ -29,7 +30,7 @@ def judge(elapsed_s: float, cpu_s: float, state: str, limit_s: float) -> str:
     """
     if state not in "RD?" or cpu_s > limit_s:
         return "timeout"
-    return "wait" if elapsed_s < MAX_STRETCH * limit_s else "infrastructure"
+    return "wait" if elapsed_s < MAX_STRETCH * limit_s + MAX_WAIT_S else "infrastructure"
 
 
 def match(worker: Worker, reply: bytes) -> tuple[Batch, int]:
