@@ -94,7 +94,9 @@ def test_two_thousand_episodes_leave_nothing_behind(descendants, all_gone):
         await instance.close()
 
     async def play() -> None:
-        limits = Limits(step_s=0.05, max_workers=8, instances_per_worker=16)
+        limits = Limits(
+            step_s=0.25, memory_bytes=64 * 2**20, max_workers=8, instances_per_worker=16
+        )
         async with Pool(limits) as pool:
             await asyncio.gather(*(episode(pool, index) for index in range(200)))
             supervisor = supervisor_of(descendants(os.getpid()) - before)
