@@ -3,7 +3,8 @@
     trainer (`pool.Pool`) -> supervisor -> zygotes -> a worker per program -> several instances
 
 Reading order: `api` (what a program must be and what its replies may hold), `pool` (the interface
-of the trainer), `admit` (which programs are played at all), then the process side, standard library
-only: `wire`, `limits`, `supervisor`, `zygote`, `worker`. `link` joins the two. The process side
-imports this package too, so nothing is imported here.
+of the trainer) with `quarantine`, `admit` (which programs are played at all), then the process
+side, standard library only: `wire`, `limits`, `supervisor` with `nursery` and `verdicts`, `zygote`,
+`worker`. `link` joins the two. The process side imports this package too, so nothing is imported
+here.
 """

@@ -6,6 +6,8 @@ import random
 import signal
 from pathlib import Path
 
+import pytest
+
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
 from spade_jax.types import Fault, Outcome, Reply
@@ -71,6 +73,7 @@ def supervisor_of(pids: set[int]) -> int:
     return found
 
 
+@pytest.mark.slow
 def test_two_thousand_episodes_leave_nothing_behind(descendants, all_gone):
     """One in twenty is hostile, each program in two episodes; all run in waves of fifty."""
     before, num_open = descendants(os.getpid()), num_descriptors(os.getpid())
