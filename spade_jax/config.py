@@ -280,8 +280,11 @@ class EnvsConfig:
     load_s: float = 2.0  # deadline for loading a program
     reset_s: float = 2.0  # deadline for reset and for solution
     step_s: float = 1.0  # deadline for one step
+    episode_s: float = 20.0  # processor time of one episode
     memory_bytes: int = 256 * 2**20  # address space a worker may add to its zygote's
+    pool_memory_bytes: int = 2**31  # memory all workers together may add; the largest is ended
     max_workers: int = 16  # worker processes alive at once
+    spare_workers: int = 2  # confined workers that each of the two zygotes keeps ready
     instances_per_worker: int = 32  # episodes one worker holds
     # "I-accept" runs programs on a host that cannot contain them, and marks all results
     unsafe_sandbox: str = ""
@@ -296,16 +299,21 @@ class EnvsConfig:
     duplicate_similarity: float = 0.95
 
     def __post_init__(self) -> None:
-        for name in ("load_s", "reset_s", "step_s"):
+        for name in ("load_s", "reset_s", "step_s", "episode_s"):
             _require(
                 getattr(self, name) > 0,
                 f"envs.{name}",
                 getattr(self, name),
                 "a positive number of seconds",
             )
-        _require(
-            self.memory_bytes >= 2**24, "envs.memory_bytes", self.memory_bytes, "at least 16777216"
-        )
+        for name in ("memory_bytes", "pool_memory_bytes"):
+            _require(
+                getattr(self, name) >= 2**24,
+                f"envs.{name}",
+                getattr(self, name),
+                "at least 16777216",
+            )
+        _require(0 <= self.spare_workers <= 64, "envs.spare_workers", self.spare_workers, "0 to 64")
         _require(
             self.unsafe_sandbox in ("", "I-accept"),
             "envs.unsafe_sandbox",

@@ -5,13 +5,15 @@ no entry.
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
+
 from spade_jax.config import Config
 from spade_jax.curriculum import learnable_share
 from spade_jax.envs.pool import PoolStats
 from spade_jax.rewards.anchor import plateau
 from spade_jax.rollout.engine import EngineStats
 from spade_jax.selfplay import Scored, Stage
-from spade_jax.telemetry.metrics import mean
+from spade_jax.telemetry.metrics import STEP_PERCENTILES, mean
 from spade_jax.types import Arm, Design, Episode, Gate
 
 Metrics = dict[str, int | float]
@@ -60,6 +62,7 @@ def episodes(played: Sequence[Episode]) -> Metrics:
         **mean("agent/return_unhinted_mean", by_arm[Arm.UNHINTED]),
         **mean("agent/turns_mean", [float(len(episode.turns)) for episode in scored]),
         **mean("agent/completion_tokens_mean", completions),
+        **mean("sandbox/void_frac", [float(episode.outcome.void) for episode in played]),
         **{f"agent/outcome_{outcome}_count": count for outcome, count in outcomes.items()},
     }
 
@@ -99,8 +102,7 @@ def scores(stage: Stage, scored: Scored) -> Metrics:
 def services(config: Config, engine: EngineStats, pool: PoolStats) -> Metrics:
     """What sampler and environment pool did; tokens per second over the time the device worked.
 
-    Workers started and requests sent are left out: they depend on which workers a resume finds
-    alive.
+    Workers started and requests sent are left out: they hang on which workers a resume finds alive.
     """
     steps = engine.decode_steps * config.engine.slots
     return {
@@ -114,5 +116,32 @@ def services(config: Config, engine: EngineStats, pool: PoolStats) -> Metrics:
             if engine.device_s and engine.sampled_tokens
             else {}
         ),
+        **sandbox(pool),
+    }
+
+
+def sandbox(pool: PoolStats) -> Metrics:
+    """What the environment pool did, and how fast."""
+    return {
         **{f"sandbox/fault_{outcome}_count": count for outcome, count in pool.faults.items()},
+        "sandbox/programs_count": pool.programs,
+        "sandbox/instances_count": pool.instances,
+        "sandbox/steps_count": pool.steps,
+        "sandbox/refused_count": pool.refused,
+        "sandbox/quarantined_count": pool.quarantined,
+        "sandbox/retries_count": pool.retries,
+        "sandbox/rebuilt_count": pool.rebuilt,
+        "sandbox/workers_count": pool.workers,
+        "sandbox/memory_peak_bytes": pool.peak_bytes,
+        **({"sandbox/steps_per_s": pool.steps / pool.busy_s} if pool.steps else {}),
+        **{
+            f"time/sandbox_step_p{q}_s": float(np.percentile(pool.step_s, q))
+            for q in STEP_PERCENTILES
+            if pool.steps
+        },
+        **(
+            {"time/sandbox_spawn_p95_s": float(np.percentile(pool.spawn_s, 95))}
+            if pool.spawn_s
+            else {}
+        ),
     }

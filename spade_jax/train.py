@@ -154,6 +154,7 @@ class Run:
             host = {
                 "version": self.version,
                 "curriculum": self.stage.curriculum.state(),
+                "pool": self.stage.pool.state(),
                 "corpus": self.stage.corpus.state(),
                 "sandbox": self.stage.pool.sandbox.label,
             }
@@ -335,6 +336,7 @@ def _restore(
             f"run.steps={config.run.steps}; raise --run.steps to go on"
         )
     stage.curriculum.restore(host["curriculum"])
+    stage.pool.restore(host["pool"])
     stage.corpus.restore(host["corpus"])
     folder.cut(step, step // config.run.cycle_steps)
     logger.info("resuming after step %d from %s", step + 1, folder.checkpoints)

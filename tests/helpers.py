@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from spade_jax.telemetry.metrics import repeatable
 from spade_jax.types import (
     Arm,
     Completion,
@@ -98,12 +99,8 @@ def tree_allclose(actual: Any, expected: Any, rtol: float = 1e-5, atol: float = 
 
 
 def untimed(metrics: dict[str, Any]) -> dict[str, Any]:
-    """The metrics that a second run with the same seed must repeat: those not from a clock."""
-    return {
-        name: value
-        for name, value in metrics.items()
-        if not name.startswith("time/") and not name.endswith("_per_s")
-    }
+    """The metrics that a second run with the same seed must repeat."""
+    return {name: value for name, value in metrics.items() if repeatable(name)}
 
 
 class ByteTokenizer:

@@ -82,6 +82,8 @@ STDLIB_ONLY = (
     "spade_jax.envs.landlock",
     "spade_jax.envs.seccomp",
     "spade_jax.envs.probe",
+    "spade_jax.envs.nursery",
+    "spade_jax.envs.verdicts",
 )
 
 

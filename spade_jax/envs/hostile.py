@@ -213,14 +213,16 @@ class _Host:
         shutil.rmtree(CANARY, ignore_errors=True)
 
     async def watch(self, pool: Pool) -> None:
-        """Start the sibling, and note the processes of the pool."""
+        """Start the sibling, and note the processes of the pool that live as long as it does: the
+        supervisor and its zygotes, below which come the workers."""
         self._sibling = await _opened(pool)
         self._pid = self._sibling.observation.split()[-1]
         self._total = _SEED
         self._turn = asyncio.Lock()
+        self._num_spares = 2 * pool.limits.spare_workers  # those not yet born, at most
         self._ours = {
             pid: _descriptors(str(pid))
-            for pid in _descendants(os.getpid()) - self._before - {int(self._pid)}
+            for pid in _descendants(os.getpid(), depth=2) - self._before
         }
 
     async def look(self) -> None:
@@ -239,8 +241,8 @@ class _Host:
         if lost:
             self.found["supervisor"] = f"{len(lost)} of {len(self._ours)} processes of ours died"
         for pid, before in self._ours.items():
-            # A live worker's channel, twice while it is being forked.
-            allowed = before + 2 * len(self.programs)
+            # A live worker's channel and page of progress, twice while it is being forked.
+            allowed = before + 4 * (len(self.programs) + self._num_spares)
             if pid not in lost and (now := _descriptors(str(pid))) > allowed:
                 self.found["supervisor"] = f"{now} descriptors open in a process of ours"
 
@@ -320,15 +322,16 @@ def _descriptors(pid: str) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def _descendants(pid: int) -> set[int]:
-    """All processes below one, zombies included."""
+def _descendants(pid: int, depth: int | None = None) -> set[int]:
+    """All processes below one, or so many levels of them, zombies included."""
     parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it ended meanwhile
             parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
     found: set[int] = set()
     waiting = {pid}
-    while waiting:
+    while waiting and depth != 0:
         waiting = {child for child, parent in parents.items() if parent in waiting}
         found |= waiting
+        depth = None if depth is None else depth - 1
     return found

@@ -50,8 +50,11 @@ class Limits:
     load_s: float = 2.0  # deadline for loading a program
     reset_s: float = 2.0  # deadline for construction and reset, and for solution
     step_s: float = 1.0  # deadline for one step
+    episode_s: float = 20.0  # processor time of one episode
     memory_bytes: int = 256 * 2**20  # address space a worker may add to its zygote's
+    pool_memory_bytes: int = 2**31  # memory all workers together may add; the largest is ended
     max_workers: int = 16  # worker processes alive at once
+    spare_workers: int = 2  # confined workers that each of the two zygotes keeps ready
     instances_per_worker: int = 32  # episodes one worker holds
     unsafe_sandbox: str = ""  # `tier.ACCEPT` runs programs on a host that cannot contain them
 
@@ -169,6 +172,15 @@ def missing() -> str:
 def address_space() -> int:
     """Bytes of address space this process has mapped."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory a process has in use, those it shares with its zygote included."""
+    try:
+        fields = (_PROC / f"{pid}/statm").read_text().split()
+    except OSError:  # it is gone
+        return 0
+    return int(fields[1]) * resource.getpagesize()
 
 
 def _prctl(option: int, value: int) -> None:

@@ -12,16 +12,18 @@ processes end when the thread that started it does.
 
 import asyncio
 import hashlib
+from array import array
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from spade_jax.envs import api
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.link import Answer, Link, launch
-from spade_jax.envs.supervisor import ALIVE, BLAMELESS, IDLE, READY, WORN
+from spade_jax.envs.quarantine import Quarantine
 from spade_jax.envs.tier import Sandbox
+from spade_jax.envs.verdicts import BLAMELESS
 from spade_jax.errors import SandboxError
 from spade_jax.types import Fault, Outcome, Reply
 
@@ -32,12 +34,23 @@ _INFRASTRUCTURE = str(Outcome.INFRASTRUCTURE)
 
 @dataclass(frozen=True)
 class PoolStats:
-    """What happened since the last look."""
+    """What happened since the last look, and how things stand."""
 
     requests: int  # sent to workers, replays included
     spawned: int  # workers started
     rebuilt: int  # instances moved to another worker
+    retries: int  # requests made again because their worker went down blamelessly
     faults: dict[Outcome, int]  # instances that ended in a fault
+    refused: int  # instances that were not opened, their program being in quarantine
+    programs: int  # different programs of which an instance was opened
+    instances: int  # opened and reset
+    steps: int  # answered, replays left out
+    step_s: Sequence[float]  # processor seconds of each of these
+    spawn_s: Sequence[float]  # wall seconds from wanting a worker to the loaded program
+    busy_s: float  # time in which a request was waiting
+    peak_bytes: int  # most memory that all workers together had added
+    workers: int  # alive now, spare ones left out
+    quarantined: int  # programs in quarantine now
 
 
 @dataclass(eq=False)
@@ -66,12 +79,23 @@ class Pool:
         self._open = False
         self._launching = asyncio.Lock()
         self._workers: dict[int, _Worker] = {}  # alive or being loaded, by number
-        self._last_number = READY
+        self._last_number = 0
         self._clock = 0
         self._last_instance = 0
         self._room = asyncio.Event()  # set, and replaced, when a worker may have room
+        self._quarantine = Quarantine()
+        self._alone: set[str] = set()  # programs whose requests are not sent in batches
+        self._memory_bytes = 0
+        self._reset_counts()
+
+    def _reset_counts(self) -> None:
         self._counts: Counter[str] = Counter()
         self._faults: Counter[Outcome] = Counter()
+        self._programs: set[str] = set()
+        self._step_s = array("d")
+        self._spawn_s = array("d")
+        self._peak_bytes = self._memory_bytes
+        self._busy_s = 0.0
 
     async def start(self) -> None:
         """Start the supervisor.
@@ -99,29 +123,53 @@ class Pool:
         """Have a worker ready for `program`, or say what is wrong with it."""
         instance = Instance(self, program, 0, replica)
         outcome = await instance._settle(instance._enter)
-        instance._leave()
+        await instance.close()
         return outcome if isinstance(outcome, Fault) else None
 
     async def open(self, program: str, seed: int, replica: int = 0) -> "Instance | Fault":
         """A new instance of `program`, reset to `seed`.
 
         `replica` 1 puts it in a worker of the other zygote, where addresses, the order of sets and
-        unseeded generators differ.
+        unseeded generators differ. A program in quarantine is not run: the fault says so at once.
         """
         instance = Instance(self, program, seed, replica)
         outcome = await instance._settle(instance._build)
-        return outcome if isinstance(outcome, Fault) else instance
+        if isinstance(outcome, Fault):
+            return outcome
+        self._counts["instances"] += 1
+        self._programs.add(instance._digest)
+        return instance
+
+    def state(self) -> dict[str, Any]:
+        """What a run must keep of the pool: programs in quarantine, and those half way there."""
+        return {"offences": self._quarantine.state()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned."""
+        self._quarantine.restore(state["offences"])
 
     def stats(self) -> PoolStats:
         """Return and reset the counts."""
+        if self._link is not None:
+            self._busy_s += self._link.take_busy_s()
         counts = PoolStats(
             requests=self._counts["requests"],
             spawned=self._counts["spawned"],
             rebuilt=self._counts["rebuilt"],
+            retries=self._counts["retries"],
             faults=dict(self._faults),
+            refused=self._counts["refused"],
+            programs=len(self._programs),
+            instances=self._counts["instances"],
+            steps=len(self._step_s),
+            step_s=self._step_s,
+            spawn_s=self._spawn_s,
+            busy_s=self._busy_s,
+            peak_bytes=self._peak_bytes,
+            workers=len(self._workers),
+            quarantined=len(self._quarantine),
         )
-        self._counts.clear()
-        self._faults.clear()
+        self._reset_counts()
         return counts
 
     async def _connect(self) -> Link:
@@ -133,16 +181,16 @@ class Pool:
             if self._link is None or not self._link.alive:
                 if self._link is not None:
                     await self._link.stop()
-                self._link, self.sandbox = await launch(
-                    self.limits, self._weaken, self._on_answer, self._on_lost
-                )
+                self._link, self.sandbox = await launch(self.limits, self._weaken, self)
             return self._link
 
-    async def _enter_worker(self, program: str, replica: int) -> _Worker:
+    async def _enter_worker(self, program: str, digest: str, replica: int) -> _Worker:
         """Take a place in a worker of `program`, waiting for one if all are taken."""
-        key = (hashlib.sha256(program.encode()).hexdigest(), replica)
+        key = (digest, replica)
         while True:
-            link = await self._connect()
+            link = self._link
+            if link is None or not link.alive or not self._open:
+                link = await self._connect()
             worker = self._with_room(key) or self._spawn(link, key, program)
             if worker is not None:
                 worker.occupants += 1
@@ -164,19 +212,21 @@ class Pool:
             self._discard(min(idle, key=lambda worker: worker.last_used))
         self._last_number += 1
         self._counts["spawned"] += 1
-        link.send("spawn", self._last_number, key[1])
-        loaded = self._ask(link, self._last_number, None, self.limits.load_s, "load", program)
+        self._counts["requests"] += 1
+        link.spawn(self._last_number, key[1])
+        loaded = link.ask(self._last_number, None, self.limits.load_s, "load", program)
+        loaded.add_done_callback(self._loaded)
         worker = _Worker(self._last_number, key, link, loaded)
         self._workers[worker.number] = worker
         return worker
 
-    def _ask(self, link: Link, worker: int, *request: Any) -> asyncio.Future[Answer]:
-        self._counts["requests"] += 1
-        return link.ask(worker, *request)
+    def _loaded(self, loaded: asyncio.Future[Answer]) -> None:
+        if not loaded.cancelled() and loaded.result().status == "ok":
+            self._spawn_s.append(loaded.result().elapsed_s)
 
     def _discard(self, worker: _Worker) -> None:
         if not worker.dead:
-            worker.link.send("kill", worker.number)
+            worker.link.kill(worker.number)
             self._bury(worker)
 
     def _leave_worker(self, worker: _Worker) -> None:
@@ -196,23 +246,40 @@ class Pool:
         self._room.set()
         self._room = asyncio.Event()
 
-    def _on_answer(self, number: int, owner: Any, answer: Answer) -> None:
-        worker = self._workers.get(number)
-        if worker is None:
-            return
-        if answer.status in ALIVE:
-            worker.last_answered = owner if isinstance(owner, Instance) else None
-            return
-        if answer.status == WORN:
-            worker.worn = True
-            if not worker.occupants:
-                self._discard(worker)
-            return
-        self._bury(worker)
-        if owner == IDLE and worker.last_answered is not None and answer.status not in BLAMELESS:
-            worker.last_answered._end(Fault(Outcome(answer.status), answer.value))
+    # -- what the link tells
 
-    def _on_lost(self, link: Link) -> None:
+    def on_answers(self, worker: int, owner: Any) -> None:
+        if found := self._workers.get(worker):
+            found.last_answered = owner
+
+    def on_worn(self, worker: int) -> None:
+        if found := self._workers.get(worker):
+            found.worn = True
+            if not found.occupants:
+                self._discard(found)
+
+    def on_down(self, worker: int, status: str, detail: str, *, idle: bool) -> None:
+        found = self._workers.get(worker)
+        if found is None:
+            return
+        self._bury(found)
+        if status in BLAMELESS:
+            return
+        fault = Fault(Outcome(status), detail)
+        self._quarantine.offend(found.key[0], fault)
+        if idle and found.last_answered is not None:
+            found.last_answered._end(fault)
+
+    def on_ambiguous(self, worker: int) -> None:
+        if found := self._workers.get(worker):
+            self._alone.add(found.key[0])
+
+    def on_memory(self, num_bytes: int) -> None:
+        self._memory_bytes = num_bytes
+        self._peak_bytes = max(self._peak_bytes, num_bytes)
+
+    def on_lost(self, link: Link) -> None:
+        self._busy_s += link.take_busy_s()
         for worker in [worker for worker in self._workers.values() if worker.link is link]:
             self._bury(worker)
 
@@ -234,19 +301,25 @@ class Instance:
     def __init__(self, pool: Pool, program: str, seed: int, replica: int) -> None:
         self._pool = pool
         self._program = program
+        self._digest = hashlib.sha256(program.encode(errors="surrogatepass")).hexdigest()
         self._seed = seed
         self._replica = replica
         pool._last_instance += 1
         self._number = pool._last_instance
         self._worker: _Worker | None = None
         self._log: list[tuple[str, Reply]] = []  # what a rebuild replays, and must see again
+        self._cpu_s = 0.0  # of the episode, replays left out
         self._opened = False
-        self._ended: Fault | None = None
+        self._ended = pool._quarantine.refusal(self._digest)
+        if self._ended is None:
+            pool._quarantine.enter(self._digest)
+        else:
+            pool._counts["refused"] += 1
 
     async def step(self, action: str) -> Reply | Fault:
         """Send one action, cut at `api.MAX_ACTION_CHARS`."""
         action = action[: api.MAX_ACTION_CHARS]
-        reply = await self._settle(lambda: self._step(action))
+        reply = await self._settle(self._step, action)
         if isinstance(reply, Reply):
             self._log.append((action, reply))
         return reply
@@ -257,25 +330,28 @@ class Instance:
 
     async def close(self) -> None:
         """Give the place up; does not wait for the worker."""
-        self._ended = self._ended or Fault(Outcome.INFRASTRUCTURE, "the instance was closed")
-        self._leave()
+        self._finish(Fault(Outcome.INFRASTRUCTURE, "the instance was closed"))
 
-    async def _settle(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
+    async def _settle(self, attempt: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
         """The result of `attempt`, made again if others lose its worker, or the Fault."""
-        chances = {_LOST: 2 * self._pool.limits.instances_per_worker, _INFRASTRUCTURE: 1}
-        chances[_KILLED] = 1  # by the kernel, for what others use of the memory, or by itself
+        chances: dict[str, int] | None = None
         while self._ended is None:
             try:
-                return await attempt()
+                return await attempt(*arguments)
             except _Failure as failure:
+                if chances is None:
+                    chances = {_LOST: 2 * self._pool.limits.instances_per_worker}
+                    chances[_INFRASTRUCTURE] = 1
+                    chances[_KILLED] = 1  # by the kernel, for what others use, or by itself
                 status = failure.status
                 if chances.get(status, 0):
                     chances[status] -= 1
+                    self._pool._counts["retries"] += 1
                 elif status == _LOST:  # only instances of one program share a worker
                     detail = "its worker went down again and again under others of the program"
                     self._end(Fault(Outcome.WORKER_DIED, detail))
                 elif status == _KILLED:
-                    self._end(Fault(Outcome.WORKER_DIED, failure.detail))
+                    self._end(Fault(Outcome.WORKER_DIED, failure.detail), offence=True)
                 else:
                     self._end(Fault(Outcome(status), failure.detail))
             except BaseException:  # cancelled: how far the worker got is not known
@@ -289,7 +365,9 @@ class Instance:
             if problem := api.program_problem(self._program):
                 raise _Failure(Outcome.SCHEMA, problem)
             self._leave()
-            self._worker = await self._pool._enter_worker(self._program, self._replica)
+            self._worker = await self._pool._enter_worker(
+                self._program, self._digest, self._replica
+            )
         worker = self._worker
         answer = await asyncio.shield(worker.loaded)  # shared by all who wait for it
         if answer.status != "ok":
@@ -303,13 +381,17 @@ class Instance:
         if self._opened:
             self._pool._counts["rebuilt"] += 1
         reset_s = self._pool.limits.reset_s
-        start = _valid(api.check_reset(await self._request(worker, reset_s, "open", self._seed)))
-        if self._opened and start.observation != self.observation:
+        answer = await self._request(worker, reset_s, "open", self._seed)
+        start = _valid(api.check_reset(answer.value))
+        if not self._opened:
+            self._spend(answer.cpu_s)
+        elif start.observation != self.observation:
             raise _diverged("reset")
         self.observation = start.observation
         self._opened = True
         for index, (action, seen) in enumerate(self._log):
-            if await self._step_in(worker, action) != seen:
+            answer = await self._request(worker, self._pool.limits.step_s, "step", action)
+            if _valid(api.check_step(answer.value)) != seen:
                 raise _diverged(f"step {index}")
         return worker
 
@@ -319,35 +401,54 @@ class Instance:
         return self._worker
 
     async def _step(self, action: str) -> Reply:
-        return await self._step_in(await self._home(), action)
-
-    async def _step_in(self, worker: _Worker, action: str) -> Reply:
-        return _valid(
-            api.check_step(await self._request(worker, self._pool.limits.step_s, "step", action))
-        )
+        worker = await self._home()
+        answer = await self._request(worker, self._pool.limits.step_s, "step", action)
+        reply = _valid(api.check_step(answer.value))
+        self._pool._step_s.append(answer.cpu_s)
+        self._spend(answer.cpu_s)
+        return reply
 
     async def _solution(self) -> list[str]:
         worker = await self._home()
-        return _valid(
-            api.check_solution(await self._request(worker, self._pool.limits.reset_s, "solution"))
-        )
+        answer = await self._request(worker, self._pool.limits.reset_s, "solution")
+        return _valid(api.check_solution(answer.value))
 
     async def _request(
         self, worker: _Worker, limit_s: float, operation: str, *arguments: Any
-    ) -> Any:
+    ) -> Answer:
         if worker.dead:
             raise _Failure(_LOST, "the worker is gone")
-        answer = await self._pool._ask(
-            worker.link, worker.number, self, limit_s, operation, self._number, *arguments
+        pool = self._pool
+        pool._counts["requests"] += 1
+        alone = self._digest in pool._alone
+        answer = await worker.link.ask(
+            worker.number, self, limit_s, operation, self._number, *arguments, alone=alone
         )
         if answer.status != "ok":
             raise _Failure(answer.status, answer.value)
-        return answer.value
+        return answer
 
-    def _end(self, fault: Fault) -> None:
+    def _spend(self, cpu_s: float) -> None:
+        """Count processor time against the limit of the episode."""
+        self._cpu_s += cpu_s
+        limit_s = self._pool.limits.episode_s
+        if self._cpu_s > limit_s:
+            detail = f"the episode took more than its {limit_s:g} s of processor time"
+            self._end(Fault(Outcome.TIMEOUT, detail), offence=True)
+            raise _Failure(Outcome.TIMEOUT, detail)
+
+    def _end(self, fault: Fault, *, offence: bool = False) -> None:
+        """End in a fault; `offence` if the quarantine has not heard of it when the worker died."""
+        if self._ended is None:
+            self._pool._faults[fault.outcome] += 1
+            if offence:
+                self._pool._quarantine.offend(self._digest, fault)
+        self._finish(fault)
+
+    def _finish(self, fault: Fault) -> None:
         if self._ended is None:
             self._ended = fault
-            self._pool._faults[fault.outcome] += 1
+            self._pool._quarantine.leave(self._digest)
         self._leave()
 
     def _leave(self) -> None:
@@ -355,7 +456,7 @@ class Instance:
         if worker is None:
             return
         if not worker.dead:
-            worker.link.tell(worker.number, self._pool.limits.reset_s, "close", self._number)
+            worker.link.tell(worker.number, self._pool.limits.step_s, "close", self._number)
         self._pool._leave_worker(worker)
 
 

@@ -1,45 +1,82 @@
-"""Frames between trainer, supervisor and workers: four bytes of length, then strict JSON. Standard
-library only.
+"""Frames between trainer, supervisor and workers: four bytes of length, then a fixed head, then
+strict JSON. Standard library only.
 
-Nothing is ever unpickled. What a frame means is for its two ends to say; that it is small, shallow,
-finite JSON is checked here, on both sides: what one process can just parse must not be too deep for
-the next one, whose stack is fuller.
+Requests travel in batches: all that is waiting for one worker goes to it in one frame, and its
+answers come back in as few. The heads are what the supervisor acts on; the JSON behind them passes
+through it unread, from the one who wrote it to the one who judges it. Nothing is ever unpickled,
+and an announced length is checked before anything is kept. What JSON means, and that a number in it
+lies in its range, is for the reader to say.
+
+    trainer    -> supervisor   ORDER  + [[operation, instance, ...], ...]
+    supervisor -> worker       NUMBER + the same
+    worker     -> supervisor   REPLY  + a processor clock per answer + [[status, value], ...]
+    supervisor -> trainer      NOTICE + processor seconds per answer + the same, or a text
 """
 
 import json
-import math
 import struct
 from collections.abc import Iterator
 from typing import Any
 
 MAX_FRAME_BYTES = 1 << 20
-MAX_DEPTH = 3  # containers in one another; a list in a reply in its envelope
-_HEADER = struct.Struct("<I")
+MAX_REPLY_BYTES = MAX_FRAME_BYTES - 64  # of a worker: the supervisor puts a longer head before it
+MAX_DEPTH = 3  # containers in one another; a list in an answer in its list
+ASK, SPAWN, KILL = range(3)  # kinds of order; a spawn's batch is the replica
+ANSWERS, FAULT, IDLE, WORN, READY, MEMORY = range(6)  # kinds of notice
+ORDER = struct.Struct("<BIIHd")  # kind, batch, worker, number of requests, limit in seconds of each
+NUMBER = struct.Struct("<I")  # batch
+REPLY = struct.Struct("<IH")  # batch, number of answers
+NOTICE = struct.Struct("<BIIHd")  # kind, batch, worker, count or index, seconds since the order
+PROGRESS = struct.Struct("<ddII")  # what a worker is at: since when, clock then, batch, index
+_SIZE = struct.Struct("<I")
 
 
 class WireError(Exception):
     """Bytes that are not a valid frame."""
 
 
+def frame(head: bytes, body: bytes = b"", max_bytes: int = MAX_FRAME_BYTES) -> bytes:
+    """One frame.
+
+    Raises:
+        WireError: it would be too large.
+    """
+    size = len(head) + len(body)
+    if size > max_bytes:
+        raise WireError(f"a frame of more than {max_bytes} bytes")
+    return _SIZE.pack(size) + head + body
+
+
 def encode(message: Any) -> bytes:
-    """One frame. ASCII escapes keep lone surrogates, which UTF-8 cannot hold.
+    """One frame without a head."""
+    return frame(dumps(message))
+
+
+_plain = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":")).encode
+
+
+def dumps(message: Any) -> bytes:
+    """JSON of a message. ASCII escapes keep lone surrogates, which UTF-8 cannot hold.
 
     Raises:
         ValueError, TypeError: the message holds NaN, infinity or something that is not JSON.
-        WireError: the frame would be too large or too deep.
+        WireError: it is too deep: the reader's stack may be fuller than the writer's.
     """
     if not _shallow(message, MAX_DEPTH):
-        raise WireError(f"a frame nested more than {MAX_DEPTH} deep")
-    body = json.dumps(message, allow_nan=False, separators=(",", ":")).encode("ascii")
-    if len(body) > MAX_FRAME_BYTES:
-        raise WireError(f"a frame of more than {MAX_FRAME_BYTES} bytes")
-    return _HEADER.pack(len(body)) + body
+        raise WireError(f"a message nested more than {MAX_DEPTH} deep")
+    return _plain(message).encode("ascii")
+
+
+def dumps_shallow(message: Any) -> bytes:
+    """`dumps` of a message that is known not to be deep."""
+    return _plain(message).encode("ascii")
 
 
 class Decoder:
-    """Cuts a stream into messages; an announced length is checked before anything is kept."""
+    """Cuts a stream into frames; an announced length is checked before anything is kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_bytes: int = MAX_FRAME_BYTES) -> None:
+        self._max_bytes = max_bytes
         self._buffer = bytearray()
 
     @property
@@ -47,52 +84,51 @@ class Decoder:
         """Whether an unfinished frame is waiting for more bytes."""
         return bool(self._buffer)
 
-    def feed(self, data: bytes) -> Iterator[Any]:
-        """Yield the messages that `data` completes.
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """Yield what the frames that `data` completes hold.
 
         Raises:
-            WireError: a frame is too large, too deep or not strict JSON; the messages before it
-            have been yielded.
+            WireError: a frame is too large; those before it have been yielded.
         """
-        buffer, start = self._buffer, 0
-        buffer += data
+        kept = self._buffer
+        if kept:
+            kept += data
+        stream, start = kept or data, 0
         try:
-            while len(buffer) - start >= _HEADER.size:
-                (size,) = _HEADER.unpack_from(buffer, start)
-                if size > MAX_FRAME_BYTES:
-                    raise WireError(f"a frame announces {size} bytes; at most {MAX_FRAME_BYTES}")
-                end = start + _HEADER.size + size
-                if end > len(buffer):
+            while len(stream) - start >= _SIZE.size:
+                (size,) = _SIZE.unpack_from(stream, start)
+                if size > self._max_bytes:
+                    raise WireError(f"a frame announces {size} bytes; at most {self._max_bytes}")
+                end = start + _SIZE.size + size
+                if end > len(stream):
                     break
-                body = bytes(buffer[start + _HEADER.size : end])
+                body = bytes(stream[start + _SIZE.size : end])
                 start = end
-                yield _parse(body)
+                yield body
         finally:
-            del buffer[:start]
+            if stream is kept:
+                del kept[:start]
+            else:
+                kept += data[start:]
 
 
 def _refuse(constant: str) -> None:
     raise WireError(f"{constant} in a frame")
 
 
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):  # 1e999 is valid JSON
-        raise WireError(f"{text[:20]} in a frame is not finite")
-    return number
+_parse = json.JSONDecoder(parse_constant=_refuse).decode
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
+def loads(body: bytes) -> Any:
+    """The value of strict JSON.
 
-
-def _parse(body: bytes) -> Any:
+    Raises:
+        WireError: it is not, or it is too deep to be read.
+    """
     try:
-        message = _DECODER.decode(body.decode("utf-8"))
+        return _parse(body.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise WireError(f"a frame is not JSON: {type(error).__name__}") from error
-    if not _shallow(message, MAX_DEPTH):
-        raise WireError(f"a frame nested more than {MAX_DEPTH} deep")
-    return message
 
 
 def _shallow(value: Any, room: int) -> bool:

@@ -7,6 +7,7 @@ supervisor and the pool. The checks made here only give an honest program's mist
 A program's `close()` is never called.
 """
 
+import contextlib
 import re
 import socket
 import struct
@@ -17,12 +18,14 @@ from typing import Any
 
 from spade_jax.envs import tool_task, tool_use_base_env, wire
 
-HELLO = 0  # number of the frame that a worker sends unasked, once it is confined
+HELLO = 0  # begins the frame that a worker sends unasked, once it is confined
 MODULE = "environment"  # the name a program is loaded under
 # What a program may import of ours, by the names it knows.
 PROGRAM_MODULES = {"tool_task": tool_task, "tool_use_base_env": tool_use_base_env}
 _MAX_TEXT = 1 << 18  # longer observations are refused before they are encoded
 _MAX_DETAIL = 200
+_HELD_S = 0.001  # answers wait at most so long, and the request after them, to be sent together
+_SCALARS = frozenset({str, int, float, bool, type(None)})
 _ADDRESS = re.compile("0x[0-9a-f]+")  # differs between processes, as the text of an error may not
 
 
@@ -90,42 +93,86 @@ class Host:
         self._instances.pop(number, None)
 
 
-def serve(channel: int) -> None:
-    """Answer requests `[number, operation, ...]` with `[number, status, value, cpu_s]` until the
-    channel closes; `cpu_s` is the processor time of this process when it had done the work.
+def serve(channel: int, progress: Any) -> None:
+    """Answer batches of requests `[operation, ...]`, each with `[status, value]`, until the channel
+    closes.
 
-    Each reply is written before the next request is begun: the first request without a reply is the
-    guilty one.
+    Answers leave together when the batch is done, and before that when some have waited or are
+    many. `progress` is memory shared with the supervisor: it says which request is being worked on,
+    since when, and the processor time of this process then, so that a request which never ends is
+    known without a message per request.
     """
     sys.modules.update(PROGRAM_MODULES)
     host = Host()
     connection = socket.socket(fileno=channel)
     decoder = wire.Decoder()
     while data := connection.recv(1 << 16):
-        for number, operation, *arguments in decoder.feed(data):
+        for body in decoder.feed(data):
+            (batch,) = wire.NUMBER.unpack_from(body)
+            requests = wire.loads(body[wire.NUMBER.size :])
             try:
-                frame = _answer(host, number, operation, arguments)
+                _work(host, connection, progress, batch, requests)
             except Exception:  # the program has changed what this side needs, such as isinstance
-                body = b'[%d,"env_error","%b: it broke its worker",%r]'
-                body %= (number, operation.encode(), time.process_time())
-                frame = struct.pack("<I", len(body)) + body
-            connection.sendall(frame)
+                if requests[1:]:  # no telling whose doing it is until they are asked one by one
+                    wire.PROGRESS.pack_into(progress, 0, 0.0, 0.0, 0, 0)
+                    raise
+                broken = b'[["env_error","%b: it broke its worker"]]' % requests[0][0].encode()
+                connection.sendall(wire.frame(_head(batch, [time.process_time()]), broken))
 
 
-def _answer(host: Host, number: int, operation: str, arguments: list[Any]) -> bytes:
-    status = "ok"
-    try:
-        value = getattr(host, operation)(*arguments)
-    except Breach as error:
-        status, value = "schema", str(error)[:_MAX_DETAIL]
-    except BaseException as error:  # SystemExit and the like are the program's errors too
-        status, value = "env_error", f"{operation}: {_describe(error)}"[:_MAX_DETAIL]
-    cpu_s = time.process_time()
-    try:
-        return wire.encode([number, status, value, cpu_s])
-    except (TypeError, ValueError, RecursionError, MemoryError, wire.WireError) as error:
-        detail = f"{operation} returned a value that is not small plain data: {_describe(error)}"
-        return wire.encode([number, "schema", detail[:_MAX_DETAIL], cpu_s])
+def _work(
+    host: Host, connection: socket.socket, progress: Any, batch: int, requests: list[list[Any]]
+) -> None:
+    answers: list[tuple[str, Any]] = []
+    clocks: list[float] = []
+    clock = time.process_time()
+    sent = time.monotonic()
+    for index, (operation, *arguments) in enumerate(requests):
+        now = time.monotonic()
+        if answers and now - sent > _HELD_S:
+            _send(connection, batch, answers, clocks)
+            answers, clocks, sent = [], [], now
+        wire.PROGRESS.pack_into(progress, 0, now, clock, batch, index)  # the index last
+        try:
+            answer = "ok", getattr(host, operation)(*arguments)
+        except Breach as error:
+            answer = "schema", str(error)[:_MAX_DETAIL]
+        except BaseException as error:  # SystemExit and the like are the program's errors too
+            answer = "env_error", f"{operation}: {_describe(error)}"[:_MAX_DETAIL]
+        answers.append(answer)
+        clock = time.process_time()
+        clocks.append(clock)
+    _send(connection, batch, answers, clocks)
+
+
+def _send(
+    connection: socket.socket, batch: int, answers: list[tuple[str, Any]], clocks: list[float]
+) -> None:
+    """Send answers in one frame, or one by one if they are not all small and plain."""
+    if all(_plain(value) for _, value in answers):
+        with contextlib.suppress(ValueError, MemoryError, wire.WireError):
+            body = wire.dumps_shallow(answers)
+            connection.sendall(wire.frame(_head(batch, clocks), body, wire.MAX_REPLY_BYTES))
+            return
+    for (status, value), clock in zip(answers, clocks, strict=True):
+        head = _head(batch, [clock])
+        try:
+            frame = wire.frame(head, wire.dumps([(status, value)]), wire.MAX_REPLY_BYTES)
+        except (TypeError, ValueError, RecursionError, MemoryError, wire.WireError) as error:
+            detail = f"the value returned is not small plain data: {_describe(error)}"
+            frame = wire.frame(head, wire.dumps([("schema", detail[:_MAX_DETAIL])]))
+        connection.sendall(frame)
+
+
+def _head(batch: int, clocks: list[float]) -> bytes:
+    return wire.REPLY.pack(batch, len(clocks)) + struct.pack(f"<{len(clocks)}d", *clocks)
+
+
+def _plain(value: Any) -> bool:
+    """Whether a value is a scalar, or a list of nothing else."""
+    return type(value) in _SCALARS or (
+        type(value) is list and _SCALARS.issuperset(map(type, value))
+    )
 
 
 def _describe(error: BaseException) -> str:

@@ -13,6 +13,7 @@ import contextlib
 import gc
 import importlib
 import json
+import mmap
 import os
 import signal
 import socket
@@ -46,7 +47,9 @@ _ALSO_LOADED = (
 
 
 def main() -> None:
-    """Serve `["fork", number]` (with a channel) and `["reap", pid]` until the supervisor ends."""
+    """Serve `["fork", number]` (with a channel and a page of memory) and `["reap", pid]` until the
+    supervisor ends.
+    """
     descriptor, parent, memory_bytes = map(int, sys.argv[1:4])
     weaken = sys.argv[4]
     limits.die_with_parent(parent)
@@ -67,12 +70,12 @@ def main() -> None:
     _tell(control, "ready", sandbox.dumps())
     workers: set[int] = set()
     while True:
-        message, descriptors, _, _ = socket.recv_fds(control, 4096, 1)
+        message, descriptors, _, _ = socket.recv_fds(control, 4096, 2)
         if not message:
             return
         operation, argument = json.loads(message)
         if operation == "fork":
-            _fork(control, argument, descriptors[0], walls, workers)
+            _fork(control, argument, descriptors, walls, workers)
         else:
             _tell(control, "reaped", argument, _reap(argument, workers))
 
@@ -82,27 +85,34 @@ def _tell(control: socket.socket, *message: object) -> None:
 
 
 def _fork(
-    control: socket.socket, number: int, channel: int, walls: confine.Walls, workers: set[int]
+    control: socket.socket,
+    number: int,
+    descriptors: list[int],
+    walls: confine.Walls,
+    workers: set[int],
 ) -> None:
+    """Fork worker `number`, whose channel and page of progress are given; close both here."""
     zygote = os.getpid()
     try:
         pid = os.fork()
     except OSError as error:
         _tell(control, "failed", number, str(error))
-        os.close(channel)
-        return
-    if pid == 0:
-        control.detach()  # `confine` closes it, and its number may be used again
-        try:
-            _live(channel, zygote, walls)
-        finally:
-            os._exit(1)
-    os.close(channel)
-    workers.add(pid)
-    _tell(control, "forked", number, pid)
+    else:
+        if pid == 0:
+            control.detach()  # `confine` closes it, and its number may be used again
+            try:
+                channel, page = descriptors
+                progress = mmap.mmap(page, mmap.PAGESIZE)
+                _live(channel, progress, zygote, walls)
+            finally:
+                os._exit(1)
+        workers.add(pid)
+        _tell(control, "forked", number, pid)
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
-def _live(channel: int, zygote: int, walls: confine.Walls) -> None:
+def _live(channel: int, progress: mmap.mmap, zygote: int, walls: confine.Walls) -> None:
     """The life of a worker. Its first frame says that it is confined; no program comes before."""
     try:
         confine.confine(channel, zygote, walls)
@@ -110,7 +120,7 @@ def _live(channel: int, zygote: int, walls: confine.Walls) -> None:
         os.write(limits.CHANNEL, wire.encode([worker.HELLO, "infrastructure", f"confine: {error}"]))
         return
     os.write(limits.CHANNEL, wire.encode([worker.HELLO, "ok", None]))
-    worker.serve(limits.CHANNEL)
+    worker.serve(limits.CHANNEL, progress)
 
 
 def _reap(pid: int, workers: set[int]) -> int:

@@ -15,6 +15,8 @@ from spade_jax.types import Gate, Outcome
 PHASES = ("design", "play", "update", "checkpoint", "step")
 """The timed phases of the loop; `step` is the whole step."""
 
+STEP_PERCENTILES = (50, 95, 99)
+
 AVERAGED: dict[str, str] = {
     "agent/return_mean": "return of the episodes of both arms",
     "agent/win_frac": "episodes that were won, both arms",
@@ -23,6 +25,7 @@ AVERAGED: dict[str, str] = {
     "agent/turns_mean": "turns of an episode",
     "agent/completion_tokens_mean": "tokens of one completion of the agent",
     "agent/zero_variance_group_frac": "agent groups of equal returns, which teach nothing",
+    "sandbox/void_frac": "episodes that carry no return",
     "designer/regret_mean": "hinted minus unhinted return of an environment",
     "designer/regret_stderr_mean": "standard error of an environment's regret",
     "designer/reward_mean": "reward of a design, refused ones included",
@@ -63,14 +66,41 @@ DECLARED: dict[str, str] = {
     "sampler/slots_occupied_frac": "slots that held a sequence, over all decode steps",
     "sampler/late_compiles_count": "programs compiled after the warm-up: a bug if not 0",
     "sampler/tokens_per_s": "tokens sampled per second of sampling",
-    **{f"sandbox/fault_{o}_count": f"requests that ended as {o.name}" for o in Outcome if o.void},
+    **{f"sandbox/fault_{o}_count": f"instances that ended as {o.name}" for o in Outcome if o.void},
     "sandbox/unsafe": "1 if programs ran on a host that did not contain them, absent otherwise",
+    "sandbox/programs_count": "different programs of which an instance was opened",
+    "sandbox/instances_count": "instances opened: episodes, and the trials of admission",
+    "sandbox/steps_count": "steps of these instances, replays left out",
+    "sandbox/steps_per_s": "steps per second in which a request was waiting",
+    "sandbox/refused_count": "instances not opened, their program being in quarantine",
+    "sandbox/quarantined_count": "programs in quarantine",
+    "sandbox/retries_count": "requests made again, their worker having gone down blamelessly",
+    "sandbox/rebuilt_count": "instances rebuilt in another worker",
+    "sandbox/workers_count": "workers alive, spare ones left out",
+    "sandbox/memory_peak_bytes": "most memory that all workers together had added to their birth's",
     "batch/tokens_count": "tokens of the update, padding left out",
     "batch/rows_count": "rows of the update, empty ones left out",
     "moe/expert_load_max_frac": "share of the routed tokens that the busiest expert took",
     **{f"time/{phase}_s": f"seconds of the {phase} phase" for phase in PHASES},
+    **{
+        f"time/sandbox_step_p{q}_s": f"processor time of one step, {q}th percentile"
+        for q in STEP_PERCENTILES
+    },
+    "time/sandbox_spawn_p95_s": "from wanting a worker to its loaded program, 95th percentile",
 }
 """Every metric name with its meaning."""
+
+UNREPEATABLE = frozenset(
+    f"sandbox/{name}"
+    for name in ("retries_count", "rebuilt_count", "workers_count", "memory_peak_bytes")
+)
+"""Numbers that hang on which workers are alive, which a resumed run finds otherwise."""
+
+
+def repeatable(name: str) -> bool:
+    """Whether a second run with the same seed must log the same under this name."""
+    timed = name.startswith("time/") or name.endswith("_per_s")
+    return not timed and name not in UNREPEATABLE
 
 
 def check(metrics: Mapping[str, Any]) -> dict[str, int | float]:

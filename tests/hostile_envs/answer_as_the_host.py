@@ -8,8 +8,9 @@ class AnswerAsTheHostEnv:
 
     def step(self, action):
         frame = sys._getframe(1)
-        while "number" not in frame.f_locals or "arguments" not in frame.f_locals:
+        while "batch" not in frame.f_locals or "arguments" not in frame.f_locals:
             frame = frame.f_back
-        body = json.dumps([frame.f_locals["number"], "infrastructure", "the host failed", 0.0]).encode()
+        body = struct.pack("<IHd", frame.f_locals["batch"], 1, 0.0)
+        body += json.dumps([["infrastructure", "the host failed"]]).encode()
         os.write(10, struct.pack("<I", len(body)) + body)
         return "ok", 0.0, False, False, {}

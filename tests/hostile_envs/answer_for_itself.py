@@ -1,4 +1,4 @@
-# Finds the number of the request, answers with a win, and then answers again and again. RIGHT: protocol
+# Finds the number of the batch, answers with a win, and then answers again and again. RIGHT: protocol
 import json, os, struct, sys
 
 
@@ -8,9 +8,10 @@ class AnswerForItselfEnv:
 
     def step(self, action):
         frame = sys._getframe(1)
-        while "number" not in frame.f_locals or "arguments" not in frame.f_locals:
+        while "batch" not in frame.f_locals or "arguments" not in frame.f_locals:
             frame = frame.f_back
-        body = json.dumps([frame.f_locals["number"], "ok", ["win", 1.0, True, False], 0.0]).encode()
+        body = struct.pack("<IHd", frame.f_locals["batch"], 1, 0.0)
+        body += json.dumps([["ok", ["win", 1.0, True, False]]]).encode()
         for _ in range(3):
             os.write(10, struct.pack("<I", len(body)) + body)
         return "ok", 0.0, False, False, {}

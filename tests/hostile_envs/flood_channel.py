@@ -7,7 +7,7 @@ class FloodChannelEnv:
         return "start", {}
 
     def step(self, action):
-        body = json.dumps([7, "ok", ["win", 1.0, True, False], 0.0]).encode()
+        body = struct.pack("<IHd", 7, 1, 0.0) + json.dumps([["ok", ["win", 1.0, True, False]]]).encode()
         frames = (struct.pack("<I", len(body)) + body) * 1000
         while True:
             os.write(10, frames)

@@ -7,7 +7,7 @@ class TrickleAFrameEnv:
         return "start", {}
 
     def step(self, action):
-        os.write(10, struct.pack("<I", 1 << 20) + b"[1")
+        os.write(10, struct.pack("<I", 1 << 19) + b"[1")
         while True:
             os.write(10, b" ")
             time.sleep(0.05)

@@ -35,11 +35,11 @@ def descendants() -> Callable[[int], set[int]]:
 
 
 @pytest.fixture(scope="session")
-def all_gone() -> Callable[[set[int]], bool]:
+def all_gone() -> Callable[..., bool]:
     """A function: wait up to ten seconds until none of the processes runs; whether so."""
 
-    def wait(pids: set[int]) -> bool:
-        give_up = time.monotonic() + 10
+    def wait(pids: set[int], within_s: float = 10.0) -> bool:
+        give_up = time.monotonic() + within_s
         while pids & _parents(zombies=False).keys():
             if time.monotonic() > give_up:
                 return False

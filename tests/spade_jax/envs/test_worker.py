@@ -24,14 +24,15 @@ def program(step: str = QUIET, reset: str = "return 'start', {}", top: str = "")
 
 
 FORGE = """
-body = json.dumps([{number}, 'ok', ['won', 1.0, True, False], 0.0]).encode()
+answers = json.dumps([['ok', ['won', 1.0, True, False]]]).encode()
+body = struct.pack('<IHd', {number}, 1, 0.0) + answers
 for descriptor in range(64):
     try:
         os.write(descriptor, struct.pack('<I', len(body)) + body)
     except OSError:
         pass
 """
-FIND_NUMBER = "number = sys._getframe(1).f_back.f_locals['number']\n"
+FIND_NUMBER = "number = sys._getframe(1).f_back.f_locals['batch']\n"
 
 AT_STEP = {
     "infinite_loop": ("while True: pass", {Outcome.TIMEOUT}),
@@ -82,7 +83,7 @@ AT_STEP = {
         "x = []\nfor _ in range(10**5): x = [x]\nreturn x, 0.0, False, False, {}",
         {Outcome.SCHEMA},
     ),
-    "forged_number": (FORGE.format(number="7**9") + QUIET, {Outcome.PROTOCOL}),
+    "forged_number": (FORGE.format(number="7**9 % 2**32") + QUIET, {Outcome.PROTOCOL}),
     "garbage": (
         "for descriptor in range(64):\n    try: os.write(descriptor, bytes(range(256)) * 4)\n"
         "    except OSError: pass\n" + QUIET,
@@ -99,8 +100,48 @@ AT_STEP = {
         {Outcome.PROTOCOL},
     ),
     "no_processor_time": (
-        FIND_NUMBER + FORGE.format(number="number").replace(", 0.0]", ", None]") + QUIET,
+        FIND_NUMBER
+        + FORGE.format(number="number").replace("Hd', number, 1, 0.0) + answers", "H', number, 1)")
+        + QUIET,
         {Outcome.PROTOCOL},
+    ),
+    "reply_too_many": (
+        FIND_NUMBER
+        + FORGE.format(number="number").replace("Hd', number, 1, 0.0", "Hdd', number, 2, 0.0, 0.0")
+        + QUIET,
+        {Outcome.PROTOCOL},
+    ),
+    "reply_of_nothing": (
+        FIND_NUMBER
+        + FORGE.format(number="number").replace("Hd', number, 1, 0.0", "H', number, 0")
+        + QUIET,
+        {Outcome.PROTOCOL},
+    ),
+    **{
+        f"reply_{name}": (
+            FIND_NUMBER
+            + FORGE.format(number="number").replace("+ answers", f"+ {body}")
+            + "time.sleep(60)",
+            {Outcome.PROTOCOL},
+        )
+        for name, body in {
+            "not_json": "b'[1'",
+            "nan": "b'[[\"ok\",NaN]]'",
+            "deep": "b'[' * 100_000",
+            "short": "b'[]'",
+            "long": 'b\'[["ok",null],["ok",null]]\'',
+            "no_pair": "b'[[\"ok\"]]'",
+            "number": "b'7'",
+            "fault_without_text": "b'[[\"env_error\",7]]'",
+        }.items()
+    },
+    "infinite_reward": (
+        FIND_NUMBER
+        + FORGE.format(number="number").replace(
+            "+ answers", '+ b\'[["ok",["x",1e999,true,false]]]\''
+        )
+        + "time.sleep(60)",
+        {Outcome.SCHEMA},
     ),
     "huge_int_reward": ("return 'x', 10**400, False, False, {}", {Outcome.SCHEMA}),
     "unknown_status": (
@@ -326,7 +367,8 @@ def test_a_deep_solution_is_refused(shared):
 
 def test_texts_of_faults_are_the_same_in_every_run(shared):
     async def fault(step: str) -> Fault | Reply:
-        instance = await shared.pool.open(program(step), 1)
+        source = program(step) + "# another than in other tests: two offences are the last\n"
+        instance = await shared.pool.open(source, 1)
         assert not isinstance(instance, Fault), instance
         return await instance.step("x")
 
