@@ -124,14 +124,15 @@ def _work(
     host: Host, connection: socket.socket, progress: Any, batch: int, requests: list[list[Any]]
 ) -> None:
     answers: list[tuple[str, Any]] = []
+    operations: list[str] = []
     clocks: list[float] = []
     clock = time.process_time()
     sent = time.monotonic()
     for index, (operation, *arguments) in enumerate(requests):
         now = time.monotonic()
         if answers and now - sent > _HELD_S:
-            _send(connection, batch, answers, clocks)
-            answers, clocks, sent = [], [], now
+            _send(connection, batch, answers, operations, clocks)
+            answers, operations, clocks, sent = [], [], [], now
         wire.PROGRESS.pack_into(progress, 0, now, clock, batch, index)  # the index last
         try:
             answer = "ok", getattr(host, operation)(*arguments)
@@ -140,13 +141,18 @@ def _work(
         except BaseException as error:  # SystemExit and the like are the program's errors too
             answer = "env_error", f"{operation}: {_describe(error)}"[:_MAX_DETAIL]
         answers.append(answer)
+        operations.append(operation)
         clock = time.process_time()
         clocks.append(clock)
-    _send(connection, batch, answers, clocks)
+    _send(connection, batch, answers, operations, clocks)
 
 
 def _send(
-    connection: socket.socket, batch: int, answers: list[tuple[str, Any]], clocks: list[float]
+    connection: socket.socket,
+    batch: int,
+    answers: list[tuple[str, Any]],
+    operations: list[str],
+    clocks: list[float],
 ) -> None:
     """Send answers in one frame, or one by one if they are not all small and plain."""
     if all(_plain(value) for _, value in answers):
@@ -154,12 +160,13 @@ def _send(
             body = wire.dumps_shallow(answers)
             connection.sendall(wire.frame(_head(batch, clocks), body, wire.MAX_REPLY_BYTES))
             return
-    for (status, value), clock in zip(answers, clocks, strict=True):
+    for (status, value), operation, clock in zip(answers, operations, clocks, strict=True):
         head = _head(batch, [clock])
         try:
             frame = wire.frame(head, wire.dumps([(status, value)]), wire.MAX_REPLY_BYTES)
         except (TypeError, ValueError, RecursionError, MemoryError, wire.WireError) as error:
-            detail = f"the value returned is not small plain data: {_describe(error)}"
+            detail = f"{operation} returned a value that is not small plain data: "
+            detail += _describe(error)
             frame = wire.frame(head, wire.dumps([("schema", detail[:_MAX_DETAIL])]))
         connection.sendall(frame)
 

@@ -7,7 +7,7 @@ import pytest
 from spade_jax.envs.hint_gates import admit_hint
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
-from spade_jax.types import Verdict
+from spade_jax.types import Fault, Outcome, Verdict
 
 LEVERS = '''import random
 
@@ -115,11 +115,12 @@ def test_a_program_that_breaks_meanwhile_is_refused(shared):
     assert verdict(shared, GOOD, program=broken).gate == "hint_leak"
 
 
-def test_a_fault_of_ours_is_not_the_programs(shared):
-    kill = "from collections import _sys\nos = _sys.modules['os']\nos.kill(os.getppid(), 9)\n"
-    assert (
-        verdict(shared, GOOD, program=LEVERS + kill + "while True: pass").gate == "infrastructure"
-    )
+def test_a_fault_of_ours_is_not_the_programs(shared, monkeypatch):
+    async def open(program: str, seed: int, replica: int = 0) -> Fault:
+        return Fault(Outcome.INFRASTRUCTURE, "the zygote died")
+
+    monkeypatch.setattr(shared.pool, "open", open)
+    assert verdict(shared, GOOD).gate == "infrastructure"
 
 
 def test_the_same_hint_gives_the_same_verdict(shared):
