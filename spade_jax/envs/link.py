@@ -5,11 +5,12 @@ answered as a fault of the infrastructure; starting another one is for the pool.
 """
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from spade_jax.envs import limits, wire
@@ -158,6 +159,7 @@ class Link(asyncio.Protocol):
 
 async def launch(
     memory_bytes: int,
+    package_path: Sequence[str],
     on_answer: Callable[[int, Any, Answer], None],
     on_lost: Callable[[Link], None],
 ) -> Link:
@@ -170,7 +172,7 @@ async def launch(
         raise SandboxError(f"environments run on Linux only; this is {sys.platform}")
     ours, theirs = socket.socketpair()
     with theirs:
-        arguments = (theirs.fileno(), os.getpid(), memory_bytes)
+        arguments = (theirs.fileno(), os.getpid(), memory_bytes, json.dumps(list(package_path)))
         try:
             process = subprocess.Popen(
                 limits.command("spade_jax.envs.supervisor", *arguments),

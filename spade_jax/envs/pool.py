@@ -13,11 +13,11 @@ processes end when the thread that started it does.
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spade_jax.envs import api
+from spade_jax.envs import adapters, api
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.link import Answer, Link, launch
 from spade_jax.envs.supervisor import ALIVE, BLAMELESS, IDLE, READY, WORN
@@ -53,10 +53,18 @@ class _Worker:
 
 
 class Pool:
-    """Workers for any number of programs; `async with Pool(limits) as pool`, or start, close."""
+    """Workers for any number of programs; `async with Pool(limits) as pool`, or start, close.
 
-    def __init__(self, limits: Limits) -> None:
+    `packages` are those of `adapters.PACKAGES` whose environments may be played as well, and
+    `package_path` folders where they are looked for first.
+    """
+
+    def __init__(
+        self, limits: Limits, packages: Sequence[str] = (), package_path: Sequence[str] = ()
+    ) -> None:
         self.limits = limits
+        self._packages = frozenset(packages)
+        self._package_path = tuple(package_path)
         self._link: Link | None = None
         self._open = False
         self._launching = asyncio.Lock()
@@ -72,8 +80,9 @@ class Pool:
         """Start the supervisor.
 
         Raises:
-            SandboxError: it cannot be started.
+            SandboxError: it cannot be started, or a package is not installed.
         """
+        adapters.require(sorted(self._packages), self._package_path)
         self._open = True
         await self._connect()
 
@@ -119,6 +128,12 @@ class Pool:
         self._faults.clear()
         return counts
 
+    def _problem(self, program: str) -> str:
+        package = adapters.package_of(program)
+        if package and package not in self._packages:
+            return f"the program needs the package {package}, which this pool was made without"
+        return api.program_problem(program)
+
     async def _connect(self) -> Link:
         async with self._launching:
             if not self._open:
@@ -128,7 +143,9 @@ class Pool:
             if self._link is None or not self._link.alive:
                 if self._link is not None:
                     await self._link.stop()
-                self._link = await launch(self.limits.memory_bytes, self._on_answer, self._on_lost)
+                self._link = await launch(
+                    self.limits.memory_bytes, self._package_path, self._on_answer, self._on_lost
+                )
             return self._link
 
     async def _enter_worker(self, program: str, replica: int) -> _Worker:
@@ -157,7 +174,7 @@ class Pool:
             self._discard(min(idle, key=lambda worker: worker.last_used))
         self._last_number += 1
         self._counts["spawned"] += 1
-        link.send("spawn", self._last_number, key[1])
+        link.send("spawn", self._last_number, key[1], adapters.package_of(program))
         loaded = self._ask(link, self._last_number, None, self.limits.load_s, "load", program)
         worker = _Worker(self._last_number, key, link, loaded)
         self._workers[worker.number] = worker
@@ -279,7 +296,7 @@ class Instance:
     async def _enter(self) -> _Worker:
         """Be in a living worker that has loaded the program."""
         if self._worker is None or self._worker.dead:
-            if problem := api.program_problem(self._program):
+            if problem := self._pool._problem(self._program):
                 raise _Failure(Outcome.SCHEMA, problem)
             self._leave()
             self._worker = await self._pool._enter_worker(self._program, self._replica)

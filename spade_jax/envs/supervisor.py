@@ -5,7 +5,7 @@ It never runs or parses a program, never imports jax, and keeps no episode: what
 worker is rebuilt by the pool. Standard library only; one thread, one epoll loop; every read and
 write is non-blocking, so that no worker can hold up another.
 
-    trainer -> ["spawn", worker, replica], ["ask", request, worker, limit_s, body], ["kill", worker]
+    trainer -> ["spawn", worker, replica, package], ["ask", request, worker, limit_s, body], ["kill", worker]
     trainer <- [request, worker, status, value]
 
 Status is "ok" or an outcome in the words of `types.Outcome`, or one of `BLAMELESS`: "lost" (the
@@ -88,6 +88,7 @@ class _Worker:
 @dataclass(eq=False)
 class _Zygote:
     replica: int
+    package: str  # that it has imported; "" for the plain ones
     process: subprocess.Popen[bytes]
     control: socket.socket
     ready: bool = False
@@ -96,9 +97,10 @@ class _Zygote:
 class Supervisor:
     """All state of the supervisor process; `run` returns when the trainer is gone."""
 
-    def __init__(self, trainer: socket.socket, memory_bytes: int) -> None:
+    def __init__(self, trainer: socket.socket, memory_bytes: int, package_path: str) -> None:
         self._trainer = trainer
         self._memory_bytes = memory_bytes
+        self._package_path = package_path
         self._decoder = wire.Decoder()
         self._outbox = bytearray()
         self._blocked = False  # the trainer is not reading
@@ -108,7 +110,7 @@ class Supervisor:
         self._watch(trainer, self._read_trainer)
         self._running = True
         self._told_ready = False
-        self._zygotes = [self._start_zygote(replica) for replica in range(REPLICAS)]
+        self._zygotes = [self._start_zygote(replica, "") for replica in range(REPLICAS)]
 
     def run(self) -> None:
         """Serve until the trainer closes its end."""
@@ -145,8 +147,8 @@ class Supervisor:
         for operation, *arguments in self._decoder.feed(data):
             {"spawn": self._spawn, "ask": self._ask, "kill": self._kill}[operation](*arguments)
 
-    def _spawn(self, number: int, replica: int) -> None:
-        zygote = self._zygotes[replica]
+    def _spawn(self, number: int, replica: int, package: str) -> None:
+        zygote = self._zygote(replica, package)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         deadline = time.monotonic() + _SPAWN_S
@@ -304,18 +306,27 @@ class Supervisor:
 
     # -- zygotes
 
-    def _start_zygote(self, replica: int) -> _Zygote:
+    def _zygote(self, replica: int, package: str) -> _Zygote:
+        """The zygote asked for. Those of packages start when first asked for; what they are told
+        meanwhile waits in their control."""
+        for zygote in self._zygotes:
+            if (zygote.replica, zygote.package) == (replica, package):
+                return zygote
+        self._zygotes.append(self._start_zygote(replica, package))
+        return self._zygotes[-1]
+
+    def _start_zygote(self, replica: int, package: str) -> _Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
-            arguments = (theirs.fileno(), os.getpid(), self._memory_bytes)
+            arguments = (theirs.fileno(), os.getpid(), self._memory_bytes, package)
             process = subprocess.Popen(
-                limits.command("spade_jax.envs.zygote", *arguments),
+                limits.command("spade_jax.envs.zygote", *arguments, self._package_path),
                 pass_fds=[theirs.fileno()],
                 env=limits.environment(),
                 stdin=subprocess.DEVNULL,
             )
-        zygote = _Zygote(replica, process, ours)
+        zygote = _Zygote(replica, package, process, ours)
         self._watch(ours, lambda: self._read_zygote(zygote))
         return zygote
 
@@ -387,7 +398,7 @@ class Supervisor:
         zygote.control.close()
         zygote.process.kill()
         zygote.process.wait()
-        if not zygote.ready:
+        if not zygote.ready and not zygote.package:
             raise RuntimeError(
                 f"a zygote ended with code {zygote.process.returncode} while starting"
             )
@@ -400,8 +411,10 @@ class Supervisor:
             worker.queue.clear()
             self._bury(worker)
         # What it may leave is tried again the next time.
+        self._zygotes.remove(zygote)
         limits.sweep(keep=[other.process.pid for other in self._zygotes])
-        self._zygotes[zygote.replica] = self._start_zygote(zygote.replica)
+        if not zygote.package:
+            self._zygotes.append(self._start_zygote(zygote.replica, ""))
 
     # -- the loop
 
@@ -458,7 +471,7 @@ def _wanted(blocked: bool) -> int:
 
 def main() -> None:
     """Serve the trainer at the other end of the descriptor given, until it is gone."""
-    descriptor, parent, memory_bytes = map(int, sys.argv[1:])
+    descriptor, parent, memory_bytes = map(int, sys.argv[1:4])
     limits.die_with_parent(parent)
     limits.adopt_orphans()
     limits.few_files()
@@ -467,7 +480,7 @@ def main() -> None:
         trainer.sendall(wire.encode([IDLE, READY, "infrastructure", problem]))
         return
     trainer.setblocking(False)
-    supervisor = Supervisor(trainer, memory_bytes)
+    supervisor = Supervisor(trainer, memory_bytes, sys.argv[4])
     try:
         supervisor.run()
     finally:

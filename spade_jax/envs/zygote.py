@@ -1,5 +1,6 @@
 """A warm interpreter that forks workers on request. Standard library, and numpy if it is there.
 
+It may have imported a package of public environments; nothing else is special about it then.
 It has one thread and no secret, and parses nothing that a program wrote. A worker stays unreaped
 until the supervisor asks, so the supervisor can signal it by number without ever hitting a
 stranger.
@@ -15,18 +16,22 @@ import socket
 import sys
 
 from spade_jax.envs import limits, wire, worker
+from spade_jax.envs.adapters import base
 
 
 def main() -> None:
     """Serve `["fork", number]` (with a channel) and `["reap", pid]` until the supervisor ends."""
-    descriptor, parent, memory_bytes = map(int, sys.argv[1:])
+    descriptor, parent, memory_bytes = map(int, sys.argv[1:4])
+    package, package_path = sys.argv[4], json.loads(sys.argv[5])
     limits.die_with_parent(parent)
     limits.adopt_orphans()
     os.nice(5)  # workers make room for the trainer
     control = socket.socket(fileno=descriptor)
+    sys.path[:0] = package_path  # first: a package there may want another numpy than ours
     for name in limits.ALLOWED_IMPORTS:
         with contextlib.suppress(ImportError):  # numpy is optional
             importlib.import_module(name)
+    problem = _prepare(package) if package else ""
     gc.collect()
     gc.freeze()
     max_address_space = limits.address_space() + memory_bytes
@@ -37,10 +42,22 @@ def main() -> None:
         if not message:
             return
         operation, argument = json.loads(message)
-        if operation == "fork":
+        if operation == "fork" and problem:
+            _tell(control, "failed", argument, problem)
+            os.close(descriptors[0])
+        elif operation == "fork":
             _fork(control, argument, descriptors[0], max_address_space, workers)
         else:
             _tell(control, "reaped", argument, _reap(argument, workers))
+
+
+def _prepare(package: str) -> str:
+    """Import a package; returns why that cannot be done, which is then said to all who ask."""
+    try:
+        base.load(package)
+    except BaseException as error:  # anything can go wrong in it
+        return f"{package} cannot be imported: {type(error).__name__}: {error}"[:300]
+    return ""
 
 
 def _tell(control: socket.socket, *message: object) -> None:
