@@ -59,7 +59,9 @@ def program(package: str, identifier: str, **options: Any) -> str:
     """
     _known(package)
     if json.loads(json.dumps(options)) != options:
-        raise ValueError(f"options={options!r} are not plain data; use str, numbers, bool and lists")
+        raise ValueError(
+            f"options={options!r} are not plain data; use str, numbers, bool and lists"
+        )
     return (
         f"# package: {package}\n"
         f"from spade_jax.envs.adapters.{package} import Adapter\n\n\n"
@@ -128,5 +130,3 @@ def _known(package: str) -> str:
     if package not in PACKAGES:
         raise ValueError(f"package={package!r} is not one of {', '.join(PACKAGES)}")
     return PACKAGES[package]
-
-

@@ -90,9 +90,10 @@ class Adapter(PublicEnv):
             for call in _parse(text)
         ]
         checks = _checks()
+        acted = self._num_actions > 0 or not expected
         state = checks.state_checker(self._mine, self._theirs)
         results = checks.response_checker(self._results, expected, self._message)
-        if not (state["valid"] and results["valid"]):
+        if not (acted and state["valid"] and results["valid"]):
             return "The message was not dealt with as it asks.", 0.0, True, False
         self._message += 1
         self._num_actions = 0

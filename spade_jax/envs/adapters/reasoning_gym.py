@@ -6,6 +6,7 @@ seed of the dataset, of which the first item is asked.
 
 import functools
 import importlib
+import json
 from typing import Any
 
 from spade_jax.envs.adapters.base import AnswerEnv
@@ -29,7 +30,9 @@ class Adapter(AnswerEnv):
     """One dataset."""
 
     def begin(self, seed: int) -> str:
-        self._dataset = _package().create_dataset(self.identifier, seed=seed, size=1, **self.settings)
+        self._dataset = _package().create_dataset(
+            self.identifier, seed=seed, size=1, **self.settings
+        )
         self._entry: dict[str, Any] = self._dataset[0]
         return self._entry["question"]
 
@@ -41,8 +44,8 @@ class Adapter(AnswerEnv):
             return str(self._entry["answer"])
         metadata = self._entry["metadata"]
         for key in _ELSEWHERE:
-            if metadata.get(key) is not None:
-                return str(metadata[key])
+            if (answer := metadata.get(key)) is not None:
+                return answer if isinstance(answer, str) else json.dumps(answer)
         raise LookupError(f"{self.identifier} has no reference answer")
 
 
