@@ -91,9 +91,11 @@ class _Reader:
                 self._pool.entries.append(self._entry(name, row))
             except _Skip as reason:
                 self._report(name, str(reason))
+        reported = {problem.path for problem in self._pool.problems}
         for path in [path for paths in self._places.values() for path in paths]:
-            if path.resolve() not in self._seen:
-                self._report(str(path.relative_to(self._folder)), "not in the manifest; not taken")
+            name = str(path.relative_to(self._folder))
+            if path.resolve() not in self._seen and name not in reported:
+                self._report(name, "not in the manifest; not taken")
         return self._pool
 
     def _report(self, path: str, reason: str) -> None:

@@ -5,7 +5,8 @@ It never runs or parses a program, never imports jax, and keeps no episode: what
 worker is rebuilt by the pool. Standard library only; one thread, one epoll loop; every read and
 write is non-blocking, so that no worker can hold up another.
 
-    trainer -> ["spawn", worker, replica, package], ["ask", request, worker, limit_s, body], ["kill", worker]
+    trainer -> ["spawn", worker, replica, package], ["kill", worker],
+               ["ask", request, worker, limit_s, body]
     trainer <- [request, worker, status, value]
 
 Status is "ok" or an outcome in the words of `types.Outcome`, or one of `BLAMELESS`: "lost" (the

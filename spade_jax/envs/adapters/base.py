@@ -10,7 +10,7 @@ import random
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 
 def load(package: str) -> ModuleType:
@@ -28,7 +28,7 @@ class PublicEnv:
     """
 
     identifier = ""
-    options: dict[str, Any] = {}
+    options: ClassVar[dict[str, Any]] = {}
 
     def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
         random.seed(seed)
@@ -41,7 +41,7 @@ class PublicEnv:
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         with self._own_randomness():
             observation, reward, terminated, truncated = self.act(action)
-        return observation, max(-1.0, min(1.0, float(reward))), terminated, truncated, {}
+        return observation, _cut(float(reward)), terminated, truncated, {}
 
     def begin(self, seed: int) -> str:
         """Make the instance of a seed; returns the first observation."""
@@ -96,6 +96,11 @@ class AnswerEnv(PublicEnv):
 
     def solution(self) -> list[str]:
         return [self.reference()]
+
+
+def _cut(reward: float) -> float:
+    """The reward in [-1, 1]; NaN stays what it is, for the pool to refuse."""
+    return reward if reward != reward else max(-1.0, min(1.0, reward))
 
 
 def _states() -> tuple[Any, Any]:

@@ -31,9 +31,10 @@ user has been dealt with, act with the single word done. The tools, with JSON sc
 
 def prepare() -> None:
     """Import the package's APIs and checks, and read its dialogues."""
-    _dialogues(), _checks()
+    _checks()
     for api in _files():
-        _api(api), _tools(api)
+        _api(api)
+        _tools(api)
 
 
 def listing() -> list[list[str]]:

@@ -30,9 +30,8 @@ class Adapter(AnswerEnv):
     """One dataset."""
 
     def begin(self, seed: int) -> str:
-        self._dataset = _package().create_dataset(
-            self.identifier, seed=seed, size=1, **self.settings
-        )
+        create = _package().create_dataset
+        self._dataset = create(self.identifier, seed=seed, size=1, **self.settings)
         self._entry: dict[str, Any] = self._dataset[0]
         return self._entry["question"]
 

@@ -55,7 +55,8 @@ class Adapter(AnswerEnv):
 @functools.cache
 def _package() -> tuple[dict[str, Any], dict[str, Any]]:
     sys.modules["torch"] = _no_torch()
-    importlib.import_module("Gym.environment").timeout = _no_timeout
+    environment: Any = importlib.import_module("Gym.environment")
+    environment.timeout = _no_timeout
     problems = importlib.import_module("Gym.environments").identifier2environment
     controllers = importlib.import_module("Gym.parameter_controllers").identifier2controller
     return problems, controllers

@@ -24,8 +24,9 @@ def install() -> None:
     with contextlib.suppress(ImportError):
         nltk: Any = importlib.import_module("nltk")
         nltk.download = lambda *arguments, **options: False
-        _all(), _basic()
-        importlib.import_module("nltk.corpus").words = Words()
+        corpus: Any = importlib.import_module("nltk.corpus")
+        _basic()  # read while files can be
+        corpus.words = Words()
 
 
 @functools.cache
