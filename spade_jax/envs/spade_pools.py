@@ -12,6 +12,7 @@ others are read. Texts are never run here; whether one plays is for admission to
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -94,7 +95,7 @@ class _Reader:
         reported = {problem.path for problem in self._pool.problems}
         for path in [path for paths in self._places.values() for path in paths]:
             name = str(path.relative_to(self._folder))
-            if path.resolve() not in self._seen and name not in reported:
+            if Path(os.path.realpath(path)) not in self._seen and name not in reported:
                 self._report(name, "not in the manifest; not taken")
         return self._pool
 

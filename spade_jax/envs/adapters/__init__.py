@@ -58,10 +58,12 @@ def program(package: str, identifier: str, **options: Any) -> str:
         ValueError: there is no such package, or the options are not plain data.
     """
     _known(package)
-    if json.loads(json.dumps(options)) != options:
-        raise ValueError(
-            f"options={options!r} are not plain data; use str, numbers, bool and lists"
-        )
+    try:
+        plain = json.loads(json.dumps(options, allow_nan=False)) == options
+    except (TypeError, ValueError):
+        plain = False
+    if not plain:
+        raise ValueError(f"options={options!r} are not plain data; use what JSON can hold")
     return (
         f"# package: {package}\n"
         f"from spade_jax.envs.adapters.{package} import Adapter\n\n\n"
@@ -111,7 +113,8 @@ def catalogue(package: str, package_path: Sequence[str] = ()) -> list[Listed]:
         timeout=_LIST_S,
     )
     if done.returncode:
-        raise SandboxError(f"{package} cannot be imported: {done.stderr.strip()[-300:]}")
+        reason = (done.stderr.strip() or "no reason given").splitlines()[-1][:300]
+        raise SandboxError(f"{package} cannot be imported: {reason}")
     return sorted(Listed(*entry) for entry in json.loads(done.stdout.splitlines()[-1]))
 
 

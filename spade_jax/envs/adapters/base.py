@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 def load(package: str) -> ModuleType:
     """Import a package's adapter and let it import the package."""
     adapter = importlib.import_module(f"spade_jax.envs.adapters.{package}")
+    with contextlib.suppress(ImportError):
+        importlib.import_module("numpy.random")  # else imported by the first instance
     adapter.prepare()
     return adapter
 

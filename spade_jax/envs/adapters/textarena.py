@@ -55,7 +55,9 @@ class Adapter(PublicEnv):
     def _news(self) -> str:
         _, messages = self._game.get_observation()
         return "\n".join(
-            str(text).strip() for _, text, kind in messages if kind.name != "PLAYER_ACTION"
+            str(text).strip()
+            for _, text, kind in messages  # some games forget the kind and give a text
+            if getattr(kind, "name", "") != "PLAYER_ACTION"
         ).strip()
 
 
