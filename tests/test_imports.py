@@ -135,9 +135,14 @@ def violations(name: str, source: str, known: set[str], is_package: bool = False
                 wrong.append(f"{name} imports {target}: NumPy only")
             if name in STDLIB_ONLY:
                 wrong.append(f"{name} imports {target}: standard library only")
-        if name in STDLIB_ONLY and top in OURS and target not in (
-            *STDLIB_ONLY,
-            *PACKAGE_OF_STDLIB_ONLY,
+        if (
+            name in STDLIB_ONLY
+            and top in OURS
+            and target
+            not in (
+                *STDLIB_ONLY,
+                *PACKAGE_OF_STDLIB_ONLY,
+            )
         ):
             wrong.append(f"{name} imports {target}: standard library only")
     return wrong
