@@ -4,6 +4,7 @@
 
 Reading order: `api` (what a program must be and what its replies may hold), `pool` (the interface
 of the trainer), `admit` (which programs are played at all), then the process side, standard library
-only: `wire`, `limits`, `supervisor`, `zygote`, `worker`. `link` joins the two. The process side
-imports this package too, so nothing is imported here.
+only: `wire`, `limits`, `supervisor`, `zygote`, `worker`. `link` joins the two. `adapters` plays
+public environments, `spade_pools` reads and writes folders of programs. The process side imports
+this package too, so nothing is imported here.
 """

@@ -9,7 +9,8 @@ it a worker whose zygote has imported the package; in any other pool it is refus
 package is ever imported where jax runs. Reading order: this module (the trainer's side), `base`,
 then a module for each package (the worker's side: standard library, and the package by its name).
 
-Not here: judging whether a package is any good. Its instances, scorer and rewards are taken as they
+Hash order is the same in all workers of a package, as a few of Reasoning Gym's datasets depend on
+it. Not here: judging whether a package is any good. Its instances, scorer and rewards are taken as they
 are, rewards cut to [-1, 1].
 """
 
