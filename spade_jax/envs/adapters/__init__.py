@@ -10,8 +10,8 @@ package is ever imported where jax runs. Reading order: this module (the trainer
 then a module for each package (the worker's side: standard library, and the package by its name).
 
 Hash order is the same in all workers of a package, as a few of Reasoning Gym's datasets depend on
-it. Not here: judging whether a package is any good. Its instances, scorer and rewards are taken as they
-are, rewards cut to [-1, 1].
+it. Not here: judging whether a package is any good. Its instances, scorer and rewards are taken as
+they are, rewards cut to [-1, 1].
 """
 
 import importlib.util
