@@ -55,15 +55,25 @@ class Adapter(PublicEnv):
     def _news(self) -> str:
         _, messages = self._game.get_observation()
         return "\n".join(
-            str(text).strip()
-            for _, text, kind in messages  # some games forget the kind and give a text
-            if getattr(kind, "name", "") != "PLAYER_ACTION"
+            str(kind if isinstance(kind, str) else text).strip()  # some games mix the two up
+            for sender, text, kind in messages
+            if "PLAYER_ACTION" not in (getattr(kind, "name", ""), getattr(sender, "name", ""))
         ).strip()
 
 
 @functools.cache
 def _package() -> Any:
-    return importlib.import_module("textarena")
+    package: Any = importlib.import_module("textarena")
+    refuse = package.SinglePlayerState.set_invalid_move
+
+    @functools.wraps(refuse)
+    def set_invalid_move(state: Any, reason: Any, reward: Any = -1.0) -> Any:
+        if isinstance(reward, str):  # three games give them in the other order
+            reason, reward = reward, reason
+        return refuse(state, reason=reason, reward=reward)
+
+    package.SinglePlayerState.set_invalid_move = set_invalid_move
+    return package
 
 
 @functools.cache

@@ -26,6 +26,11 @@ def test_only_news_is_shown_and_the_end_brings_the_reward(player):
     assert (last.reward, last.terminated, last.truncated) == (1.0, True, False)
 
 
+def test_reward_and_reason_given_in_the_wrong_order(player):
+    _, (reply,) = player.play("textarena", "Dice-v0", ["bad"])
+    assert reply == Reply("Not allowed.", -0.5, True, False)
+
+
 def test_options_and_broken_games(player):
     _, (reply,) = player.play("textarena", "Dice-v0", ["a"], throws=1)
     assert reply.terminated
