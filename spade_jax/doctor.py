@@ -111,7 +111,7 @@ def doctor(
 async def _examine(report: Report, folder: Path | None, weaken: str) -> None:
     try:
         # Accepted whatever the tier: until it is known, only programs of our own run.
-        async with Pool(Limits(unsafe_sandbox=tier.ACCEPT), weaken) as pool:
+        async with Pool(Limits(unsafe_sandbox=tier.ACCEPT), weaken=weaken) as pool:
             report.sandbox = pool.sandbox
             await _measure(pool, report)
     except SandboxError as error:

@@ -84,7 +84,15 @@ STDLIB_ONLY = (
     "spade_jax.envs.probe",
     "spade_jax.envs.nursery",
     "spade_jax.envs.verdicts",
+    "spade_jax.envs.adapters.base",
+    "spade_jax.envs.adapters.bfcl",
+    "spade_jax.envs.adapters.gem",
+    "spade_jax.envs.adapters.reasoning_gym",
+    "spade_jax.envs.adapters.rlve",
+    "spade_jax.envs.adapters.textarena",
+    "spade_jax.envs.adapters.words",
 )
+PACKAGE_OF_STDLIB_ONLY = ("spade_jax.envs", "spade_jax.envs.adapters")
 
 
 def modules() -> dict[str, Path]:
@@ -145,7 +153,15 @@ def violations(name: str, source: str, known: set[str], is_package: bool = False
                 wrong.append(f"{name} imports {target}: NumPy only")
             if name in STDLIB_ONLY:
                 wrong.append(f"{name} imports {target}: standard library only")
-        if name in STDLIB_ONLY and top in OURS and target not in (*STDLIB_ONLY, "spade_jax.envs"):
+        if (
+            name in STDLIB_ONLY
+            and top in OURS
+            and target
+            not in (
+                *STDLIB_ONLY,
+                *PACKAGE_OF_STDLIB_ONLY,
+            )
+        ):
             wrong.append(f"{name} imports {target}: standard library only")
     return wrong
 

@@ -95,7 +95,7 @@ async def run_folder(
     """
     programs = read_folder(folder)
     with _Host(programs) as host:
-        async with Pool(limits, weaken) as pool:
+        async with Pool(limits, weaken=weaken) as pool:
             if pool.sandbox.tier == "C":  # even if the user has accepted it for other programs
                 raise SandboxError(f"hostile programs are not run here: {pool.sandbox.refusal()}")
             await host.watch(pool)
@@ -221,8 +221,7 @@ class _Host:
         self._turn = asyncio.Lock()
         self._num_spares = 2 * pool.limits.spare_workers  # those not yet born, at most
         self._ours = {
-            pid: _descriptors(str(pid))
-            for pid in _descendants(os.getpid(), depth=2) - self._before
+            pid: _descriptors(str(pid)) for pid in _descendants(os.getpid(), depth=2) - self._before
         }
 
     async def look(self) -> None:

@@ -6,12 +6,14 @@ infrastructure; starting another one is for the pool.
 """
 
 import asyncio
+import json
 import os
 import socket
 import struct
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -112,9 +114,10 @@ class Link(asyncio.BufferedProtocol):
         self._busy_since = 0.0
         self._transport: asyncio.Transport | None = None
 
-    def spawn(self, worker: int, replica: int) -> None:
-        """Have a worker made, or a spare one taken."""
-        self._order(wire.frame(wire.ORDER.pack(wire.SPAWN, replica, worker, 0, 0.0)))
+    def spawn(self, worker: int, replica: int, package: str) -> None:
+        """Have a worker made that has imported `package`, or a spare one taken."""
+        head = wire.ORDER.pack(wire.SPAWN, replica, worker, 0, 0.0)
+        self._order(wire.frame(head, package.encode()))
 
     def kill(self, worker: int) -> None:
         """Have a worker ended."""
@@ -348,7 +351,9 @@ def _checked(answers: Any, count: int) -> list[list[Any]]:
     return answers
 
 
-async def launch(settings: Limits, weaken: str, listener: Listener) -> tuple[Link, tier.Sandbox]:
+async def launch(
+    settings: Limits, package_path: Sequence[str], weaken: str, listener: Listener
+) -> tuple[Link, tier.Sandbox]:
     """Start a supervisor and wait until its zygotes are warm and have tried their walls.
 
     Raises:
@@ -366,6 +371,7 @@ async def launch(settings: Limits, weaken: str, listener: Listener) -> tuple[Lin
             settings.spare_workers,
             settings.pool_memory_bytes,
             weaken,
+            json.dumps(list(package_path)),
         )
         try:
             process = subprocess.Popen(

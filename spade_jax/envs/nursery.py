@@ -76,9 +76,11 @@ class Zygote:
     """A warm interpreter that forks workers."""
 
     replica: int
+    package: str  # that it has imported; "" for the plain ones
     process: subprocess.Popen[bytes]
     control: socket.socket
     sandbox: tier.Sandbox | None = None  # what its probe found; None until it is ready
+    spares: list[Worker] = field(default_factory=list)  # oldest first
 
 
 class Nursery:
@@ -87,6 +89,7 @@ class Nursery:
     Args:
         spares: workers kept ready by each zygote.
         weaken: layers of the sandbox to do without: see `confine.prepare`.
+        package_path: folders, as JSON, where packages are looked for first.
         watch: call a function whenever a connection can be read; `unwatch` ends that.
         on_ready: all zygotes are up, for the first time; this is the least of what contains their
             workers.
@@ -102,6 +105,7 @@ class Nursery:
         memory_bytes: int,
         spares: int,
         weaken: str,
+        package_path: str,
         *,
         watch: Callable[[socket.socket, Callable[[], None]], None],
         unwatch: Callable[[socket.socket], None],
@@ -116,6 +120,7 @@ class Nursery:
         self._memory_bytes = memory_bytes
         self._num_spares = spares
         self._weaken = weaken
+        self._package_path = package_path
         self._watch = watch
         self._unwatch = unwatch
         self._on_ready = on_ready
@@ -127,8 +132,7 @@ class Nursery:
         self._last_birth = 0
         self._unborn: dict[int, Worker] = {}  # asked for and not yet forked, by birth
         self._told_ready = False
-        self.zygotes = [self._start(replica) for replica in range(REPLICAS)]
-        self.spares: list[list[Worker]] = [[] for _ in range(REPLICAS)]  # oldest first
+        self.zygotes = [self._start(replica, "") for replica in range(REPLICAS)]
 
     def stop(self) -> None:
         """End every process below this one."""
@@ -137,21 +141,20 @@ class Nursery:
             zygote.process.wait()
         limits.sweep()
 
-    def claim(self, replica: int) -> Worker:
+    def claim(self, replica: int, package: str) -> Worker:
         """A worker for a program: the oldest spare, or one that is yet to be forked."""
-        if not self._num_spares:
-            return self._fork(self.zygotes[replica])
-        self.refill_at = min(self.refill_at, time.monotonic() + _REFILL_S)
-        spares = self.spares[replica]
-        return spares.pop(0) if spares else self._fork(self.zygotes[replica])
+        zygote = self._zygote(replica, package)
+        if self._num_spares:
+            self.refill_at = min(self.refill_at, time.monotonic() + _REFILL_S)
+        return zygote.spares.pop(0) if zygote.spares else self._fork(zygote)
 
     def refill(self) -> None:
         """Have each zygote that lacks a spare fork one; the next follows when it is born."""
         self.refill_at = _NEVER
-        for zygote, spares in zip(self.zygotes, self.spares, strict=True):
-            born = all(spare.confined for spare in spares)
-            if zygote.sandbox and born and len(spares) < self._num_spares:
-                spares.append(self._fork(zygote))
+        for zygote in self.zygotes:
+            born = all(spare.confined for spare in zygote.spares)
+            if zygote.sandbox and born and len(zygote.spares) < self._num_spares:
+                zygote.spares.append(self._fork(zygote))
 
     def confined(self, worker: Worker) -> None:
         """A worker is ready for its program; if it stays a spare, the next may be born."""
@@ -163,7 +166,7 @@ class Nursery:
         self._unwatch(worker.channel)
         worker.channel.close()
         worker.progress.close()
-        spares = self.spares[worker.zygote.replica]
+        spares = worker.zygote.spares
         if worker in spares:  # not replaced at once: what ends one may end the next
             spares.remove(worker)
         if worker.pid and not worker.dying:
@@ -176,23 +179,36 @@ class Nursery:
         self._tell(worker.zygote, ["reap", worker.pid])
 
     def replace(self, zygote: Zygote) -> None:
-        """Start another zygote for one that ended."""
+        """Start another zygote for one that ended; that of a package when it is asked for."""
+        self.zygotes.remove(zygote)
         # What it may leave is tried again the next time.
-        limits.sweep(keep=[other.process.pid for other in self.zygotes if other is not zygote])
-        self.zygotes[zygote.replica] = self._start(zygote.replica)
+        limits.sweep(keep=[other.process.pid for other in self.zygotes])
+        if not zygote.package:
+            self.zygotes.append(self._start(zygote.replica, ""))
 
-    def _start(self, replica: int) -> Zygote:
+    def _zygote(self, replica: int, package: str) -> Zygote:
+        """The zygote asked for. Those of packages start when first asked for; what they are told
+        meanwhile waits in their control."""
+        for zygote in self.zygotes:
+            if (zygote.replica, zygote.package) == (replica, package):
+                return zygote
+        self.zygotes.append(self._start(replica, package))
+        return self.zygotes[-1]
+
+    def _start(self, replica: int, package: str) -> Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
             arguments = (theirs.fileno(), os.getpid(), self._memory_bytes, self._weaken)
+            # A few datasets of packages depend on the order of hashes, and fail replay by it.
+            hash_seed = 0 if package else replica
             process = subprocess.Popen(
-                limits.command("spade_jax.envs.zygote", *arguments),
+                limits.command("spade_jax.envs.zygote", *arguments, package, self._package_path),
                 pass_fds=[theirs.fileno()],
-                env=limits.environment(hash_seed=replica),
+                env=limits.environment(hash_seed=hash_seed),
                 stdin=subprocess.DEVNULL,
             )
-        zygote = Zygote(replica, process, ours)
+        zygote = Zygote(replica, package, process, ours)
         self._watch(ours, lambda: self._read(zygote))
         return zygote
 
@@ -266,12 +282,12 @@ class Nursery:
         zygote.control.close()
         zygote.process.kill()
         zygote.process.wait()
-        if zygote.sandbox is None:
+        if zygote.sandbox is None and not zygote.package:
             raise RuntimeError(
                 f"a zygote ended with code {zygote.process.returncode} while starting"
             )
         self._unborn = {b: w for b, w in self._unborn.items() if w.zygote is not zygote}
-        for spare in list(self.spares[zygote.replica]):
+        for spare in list(zygote.spares):
             spare.dying = True  # nobody is left to ask
             self.drop(spare)
         self._on_lost(zygote)

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spade_jax.envs import api
+from spade_jax.envs import adapters, api
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.link import Answer, Link, launch
 from spade_jax.envs.quarantine import Quarantine
@@ -67,13 +67,26 @@ class _Worker:
 
 
 class Pool:
-    """Workers for any number of programs; `async with Pool(limits) as pool`, or start, close."""
+    """Workers for any number of programs; `async with Pool(limits) as pool`, or start, close.
+
+    `packages` are those of `adapters.PACKAGES` whose environments may be played as well, and
+    `package_path` folders where they are looked for first. `weaken` takes walls of the sandbox
+    away, for tests: see `confine.prepare`.
+    """
 
     sandbox: Sandbox  # what contains the workers, once started
 
-    def __init__(self, limits: Limits, weaken: str = "") -> None:
-        """`weaken` takes walls of the sandbox away, for tests: see `confine.prepare`."""
+    def __init__(
+        self,
+        limits: Limits,
+        packages: Sequence[str] = (),
+        package_path: Sequence[str] = (),
+        *,
+        weaken: str = "",
+    ) -> None:
         self.limits = limits
+        self._packages = frozenset(packages)
+        self._package_path = tuple(package_path)
         self._weaken = weaken
         self._link: Link | None = None
         self._open = False
@@ -101,8 +114,9 @@ class Pool:
         """Start the supervisor.
 
         Raises:
-            SandboxError: it cannot be started.
+            SandboxError: it cannot be started, or a package is not installed.
         """
+        adapters.require(sorted(self._packages), self._package_path)
         self._open = True
         await self._connect()
 
@@ -172,6 +186,12 @@ class Pool:
         self._reset_counts()
         return counts
 
+    def _problem(self, program: str) -> str:
+        package = adapters.package_of(program)
+        if package and package not in self._packages:
+            return f"the program needs the package {package}, which this pool was made without"
+        return api.program_problem(program)
+
     async def _connect(self) -> Link:
         async with self._launching:
             if not self._open:
@@ -181,7 +201,9 @@ class Pool:
             if self._link is None or not self._link.alive:
                 if self._link is not None:
                     await self._link.stop()
-                self._link, self.sandbox = await launch(self.limits, self._weaken, self)
+                self._link, self.sandbox = await launch(
+                    self.limits, self._package_path, self._weaken, self
+                )
             return self._link
 
     async def _enter_worker(self, program: str, digest: str, replica: int) -> _Worker:
@@ -213,7 +235,7 @@ class Pool:
         self._last_number += 1
         self._counts["spawned"] += 1
         self._counts["requests"] += 1
-        link.spawn(self._last_number, key[1])
+        link.spawn(self._last_number, key[1], adapters.package_of(program))
         loaded = link.ask(self._last_number, None, self.limits.load_s, "load", program)
         loaded.add_done_callback(self._loaded)
         worker = _Worker(self._last_number, key, link, loaded)
@@ -362,7 +384,7 @@ class Instance:
     async def _enter(self) -> _Worker:
         """Be in a living worker that has loaded the program."""
         if self._worker is None or self._worker.dead:
-            if problem := api.program_problem(self._program):
+            if problem := self._pool._problem(self._program):
                 raise _Failure(Outcome.SCHEMA, problem)
             self._leave()
             self._worker = await self._pool._enter_worker(

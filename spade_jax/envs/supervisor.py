@@ -6,7 +6,7 @@ lost with a worker is rebuilt by the pool. Standard library only; one thread, on
 read and write is non-blocking, so that no worker can hold up another. Its frames are those of
 `wire`:
 
-    trainer -> ASK (requests to a worker), SPAWN (the number is the replica), KILL
+    trainer -> ASK (requests to a worker), SPAWN (the number is the replica; a package), KILL
     trainer <- ANSWERS (as the worker wrote them), FAULT (of one request: a status and a text),
                IDLE (a worker went down while idle), WORN (a worker has used half the processor time
                of a worker's life), READY (or why not), MEMORY (bytes that all workers have added)
@@ -47,6 +47,7 @@ class Supervisor:
         spares: int,
         pool_memory_bytes: int,
         weaken: str,
+        package_path: str,
     ) -> None:
         self._trainer = trainer
         self._decoder = wire.Decoder()
@@ -65,6 +66,7 @@ class Supervisor:
             memory_bytes,
             spares,
             weaken,
+            package_path,
             watch=self._watch,
             unwatch=self._unwatch,
             on_ready=lambda sandbox: self._tell_ready("ok", sandbox.dumps()),
@@ -112,7 +114,7 @@ class Supervisor:
                 frame = wire.frame(wire.NUMBER.pack(number), order[wire.ORDER.size :])
                 self._ask(worker_number, Batch(number, count, limit_s, frame, time.monotonic()))
             elif kind == SPAWN:
-                worker = self._nursery.claim(number)
+                worker = self._nursery.claim(number, order[wire.ORDER.size :].decode())
                 worker.number = worker_number
                 self._workers[worker_number] = worker
             elif worker := self._workers.get(worker_number):
@@ -408,9 +410,8 @@ def main() -> None:
         trainer.sendall(wire.frame(head, wire.dumps(["infrastructure", problem])))
         return
     trainer.setblocking(False)
-    supervisor = Supervisor(
-        trainer, memory_bytes, spares, pool_memory_bytes, weaken=sys.argv[6]
-    )
+    weaken, package_path = sys.argv[6:]
+    supervisor = Supervisor(trainer, memory_bytes, spares, pool_memory_bytes, weaken, package_path)
     try:
         supervisor.run()
     finally:

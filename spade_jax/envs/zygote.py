@@ -1,5 +1,6 @@
 """A warm interpreter that forks workers on request. Standard library, and numpy if it is there.
 
+It may have imported a package of public environments; nothing else is special about it then.
 It has one thread and no secret, and parses nothing that a program wrote. Before it is ready it
 builds the walls of its workers and has them probed. A worker stays unreaped until the supervisor
 asks, so the supervisor can signal it by number without ever hitting a stranger.
@@ -51,17 +52,19 @@ def main() -> None:
     supervisor ends.
     """
     descriptor, parent, memory_bytes = map(int, sys.argv[1:4])
-    weaken = sys.argv[4]
+    weaken, package, package_path = sys.argv[4], sys.argv[5], json.loads(sys.argv[6])
     limits.die_with_parent(parent)
     limits.adopt_orphans()
     os.nice(5)  # workers make room for the trainer
     control = socket.socket(fileno=descriptor)
+    sys.path[:0] = package_path  # first: a package there may want another numpy than ours
     with warnings.catch_warnings(action="ignore"):  # what is on its way out still serves
         for name in (*limits.ALLOWED_IMPORTS, *_ALSO_LOADED):
             with contextlib.suppress(ImportError):  # numpy is optional
                 importlib.import_module(name)
+    problem = _load(package) if package else ""
     try:
-        walls, sandbox = probe.run(confine.prepare(memory_bytes, weaken))
+        walls, sandbox = probe.run(confine.prepare(memory_bytes, weaken, package_path))
     except OSError as error:
         _tell(control, "unfit", str(error))
         return
@@ -74,10 +77,25 @@ def main() -> None:
         if not message:
             return
         operation, argument = json.loads(message)
-        if operation == "fork":
+        if operation == "fork" and problem:
+            _tell(control, "failed", argument, problem)
+            for descriptor in descriptors:
+                os.close(descriptor)
+        elif operation == "fork":
             _fork(control, argument, descriptors, walls, workers)
         else:
             _tell(control, "reaped", argument, _reap(argument, workers))
+
+
+def _load(package: str) -> str:
+    """Import a package; returns why that cannot be done, which is then said to all who ask."""
+    from spade_jax.envs.adapters import base  # not where plain programs run
+
+    try:
+        base.load(package)
+    except BaseException as error:  # anything can go wrong in it
+        return f"{package} cannot be imported: {type(error).__name__}: {error}"[:300]
+    return ""
 
 
 def _tell(control: socket.socket, *message: object) -> None:

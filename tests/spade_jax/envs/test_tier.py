@@ -39,7 +39,7 @@ def started(weaken: str = "", limits: Limits | None = None) -> tier.Sandbox:
     """What a pool says of its sandbox, in which an ordinary program runs."""
 
     async def play() -> tier.Sandbox:
-        async with Pool(limits or Limits(), weaken) as pool:
+        async with Pool(limits or Limits(), weaken=weaken) as pool:
             instance = await pool.open(HONEST, 1)
             assert not isinstance(instance, Fault), instance
             assert instance.observation == "2001-01-01T00:00:00fffe7800"

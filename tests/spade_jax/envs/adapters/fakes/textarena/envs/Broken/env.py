@@ -1,0 +1,1 @@
+raise RuntimeError("a SinglePlayerState(game) that this Python cannot import")

@@ -1,0 +1,2 @@
+class DuelEnv:
+    """For two players."""
