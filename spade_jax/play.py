@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spade_jax.envs import api
+from spade_jax.envs import adapters, api
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Instance, Pool
 from spade_jax.envs.tier import ACCEPT
@@ -56,7 +56,8 @@ class Playable:
 
     name: str
     program: str
-    path: Path | None  # None when it comes from a package
+    path: Path | None = None  # of the program; None when it comes from a package
+    packages: tuple[str, ...] = ()  # that its pool is made with
 
 
 def play(
@@ -105,7 +106,7 @@ class _Session:
 
     def run(self, limits: Limits, hint_text: str | None) -> int:
         with asyncio.Runner() as runner:
-            pool = Pool(limits)
+            pool = Pool(limits, packages=self._playable.packages)
             runner.run(pool.start())
             self._sandbox = pool.sandbox.label
             try:
@@ -281,7 +282,7 @@ def _typed_by_hand() -> Iterator[str]:
 def _find(target: str) -> Playable:
     path = Path(target)
     if _PACKAGE.fullmatch(target) and not path.exists():
-        raise SpadeError(f"{target!r} is not a file; packages cannot be played yet")
+        return _from_package(target)
     program = _read("program", path, api.MAX_PROGRAM_BYTES)
     if not program.strip():
         raise SpadeError(
@@ -289,6 +290,17 @@ def _find(target: str) -> Playable:
             "ends in Env"
         )
     return Playable(target, program, path)
+
+
+def _from_package(target: str) -> Playable:
+    """An environment of a package; whether it has one of that name shows when it is played."""
+    try:
+        package, identifier = adapters.parse(target)
+        return Playable(target, adapters.program(package, identifier), packages=(package,))
+    except ValueError as error:
+        raise SpadeError(
+            f"{target!r} is neither a file nor an environment of a package: {error}"
+        ) from error
 
 
 def _hint(hint: str, playable: Playable) -> str:

@@ -2,6 +2,7 @@
 sentence, and nothing is left running."""
 
 import contextlib
+import functools
 import json
 import os
 import pty
@@ -16,6 +17,8 @@ from pathlib import Path
 import pytest
 
 from spade_jax import cli
+from spade_jax import play as play_module
+from spade_jax.envs.pool import Pool
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -206,7 +209,8 @@ def _refused(arguments: list[str], parts: list[str], capsys) -> None:
         (["EMPTY"], ["is empty", "ends in Env"]),
         (["BINARY"], ["not UTF-8", "at byte 1"]),
         (["LARGE"], ["more than 65536 bytes"]),
-        (["nopackage:thing"], ["'nopackage:thing' is not a file"]),
+        (["nopackage:thing"], ["neither a file nor", "'nopackage'", "reasoning_gym", "textarena"]),
+        (["gem:thing", "--hint"], ["gem:thing comes without a hint", "--hint TEXT"]),
         (["PROGRAM", "--sed", "3"], ["unknown option --sed", "did you mean --seed"]),
         (["PROGRAM", "more"], ["unknown argument more"]),
         (["PROGRAM", "--seed"], ["--seed"]),
@@ -257,6 +261,17 @@ def test_hints_come_from_the_run_a_file_or_the_line(program, capsys, tmp_path):
     assert "\nhint: say down twice.\n" in capsys.readouterr().out
     assert _play(program, []) == 0
     assert "\nhint: " not in capsys.readouterr().out
+
+
+def test_an_environment_of_a_package_is_played(program, capsys, monkeypatch):
+    fakes = Path(__file__).with_name("envs") / "adapters" / "fakes"
+    monkeypatch.setattr(play_module, "Pool", functools.partial(Pool, package_path=[str(fakes)]))
+    actions = program.with_name("actions.json")
+    actions.write_text('["heads", "heads"]')
+    assert cli.main(["play", "gem:game:Flip-v0-easy", "--actions", str(actions)]) == 0
+    text = capsys.readouterr().out
+    assert "gem:game:Flip-v0-easy, seed 0" in text and "| Guess the flip." in text
+    assert "after 2 turns" in text
 
 
 def _piped(data: bytes, *arguments: str) -> subprocess.CompletedProcess[bytes]:
