@@ -54,7 +54,7 @@ DEEDS = {
     "end": "os._exit(0)",
     "fall": "os.abort()",
     "swell": "x = [0]\n        while True: x = x + x",
-    "babble": "os.write(3, bytes(range(256)))",
+    "babble": "os.write(10, bytes(range(256)))",
     "raise": "raise KeyError(action)",
     "cheat": "return 'x', 7.0, True, False, {}",
 }

@@ -32,6 +32,9 @@ class MixedEnv:
             self.kept.append(bytearray(os.urandom(1024)) * (1024 * int(number)))
         if word == "garbage":
             os.write(10, b"x" * 100)
+        if word == "break":
+            import builtins
+            builtins.isinstance = lambda *_: True
         if word == "lie":  # on the page of progress, for ever
             progress = sys._getframe(1).f_back.f_locals["progress"]
             while True:
@@ -93,6 +96,23 @@ def test_the_guilty_one_of_a_batch_is_found(shared, deed: str, outcome: Outcome)
                 assert reply == ok(action)
                 assert await instances[index].step("again") == ok("again", 2)
                 await instances[index].close()
+
+    shared.run(play())
+
+
+def test_who_breaks_the_worker_under_a_batch_is_told_so(shared):
+    """Nothing of the batch can be answered then; asked one by one, each answers for itself."""
+
+    async def play() -> None:
+        instances = [await opened(shared.pool, PROGRAM + "\n# breaks", seed) for seed in range(3)]
+        actions = ["a", "b", "break"]
+        pairs = zip(instances, actions, strict=True)
+        *replies, fault = await asyncio.gather(
+            *(instance.step(action) for instance, action in pairs)
+        )
+        assert replies == [ok("a"), ok("b")]
+        assert isinstance(fault, Fault)
+        assert (fault.outcome, fault.detail) == (Outcome.ENV_ERROR, "step: it broke its worker")
 
     shared.run(play())
 

@@ -285,7 +285,7 @@ def test_a_fault_of_ours_that_repeats_is_told(descendants, all_gone):
     program = "import time\n" + COUNTER.replace("self.count += 1", "time.sleep(60)")
 
     async def play() -> None:
-        async with Pool(Limits(step_s=100)) as pool:
+        async with Pool(Limits(step_s=100, spare_workers=0)) as pool:
             instance = await opened(pool, program, 1)
             supervisor = supervisor_of(descendants(os.getpid()) - before)
             step = asyncio.ensure_future(instance.step("x"))
@@ -294,9 +294,8 @@ def test_a_fault_of_ours_that_repeats_is_told(descendants, all_gone):
                     await asyncio.sleep(0.02)
                 await asyncio.sleep(0.2)
                 below = descendants(supervisor)
-                for zygote in below:
-                    if parent(zygote) == supervisor:
-                        os.kill(zygote, signal.SIGKILL)
+                for zygote in [pid for pid in below if parent(pid) == supervisor]:
+                    os.kill(zygote, signal.SIGKILL)
                 assert all_gone(below)
                 while instance._worker is worker:
                     await asyncio.sleep(0.02)
