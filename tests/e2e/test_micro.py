@@ -103,7 +103,7 @@ def test_a_run_leaves_what_it_says(first):
     attempted = sum(line.get("designer/attempted_count", 0) for line in lines)
     admitted = sum(line.get("designer/admitted_count", 0) for line in lines)
     assert attempted == 12
-    assert len(list((folder / "environments").glob("*/*.py"))) == admitted >= 1
+    assert len(list((folder / "environments").glob("*/*.py"))) == admitted >= attempted / 2
     refused = list((folder / "rejected").glob("*/*.json"))
     assert len(refused) == attempted - admitted
     for path in refused:
@@ -113,10 +113,10 @@ def test_a_run_leaves_what_it_says(first):
     assert len(list((folder / "episodes").glob("*.jsonl"))) == 3
 
 
-def test_the_designer_learns_and_the_sampler_is_the_learner(first):
-    # The shipped agent hardly ever wins in so few plays, so its groups may all lack contrast.
+def test_both_roles_learn_and_the_sampler_is_the_learner(first):
     lines = metrics(first[0])
-    assert max(line.get("optim/designer_grad_norm", 0.0) for line in lines) > 0
+    for role in ("agent", "designer"):
+        assert max(line.get(f"optim/{role}_grad_norm", 0.0) for line in lines) > 0
     gaps = [
         line["sampler/learner_logprob_gap_max"]
         for line in lines
