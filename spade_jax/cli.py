@@ -219,7 +219,7 @@ def load_config(path: Path) -> Config:
         config = make() if callable(make) else None
     except (SpadeError, ModelError):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(
             f"config file {str(path)!r} failed: {type(error).__name__}: {error}"
         ) from error
@@ -276,6 +276,8 @@ def _blame(preset: Config, arguments: Sequence[str], message: str) -> str:
     for name, *words in groups:
         section, _, item = name[2:].replace("-", "_").partition(".")
         kind = get_type_hints(type(getattr(preset, section))).get(item, bool)
+        if len(words) > 1 and isinstance(kind, type):
+            return f"unexpected argument {words[1]!r} after {name} {words[0]!r}"
         try:
             with (
                 contextlib.redirect_stderr(io.StringIO()),

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from models.config import TransformerConfig
 from spade_jax.errors import ConfigError
@@ -26,13 +26,44 @@ SKILLS = (
 Difficulty = Literal["easy", "medium", "hard"]
 
 
+class _Section:
+    """Refuses values of another type before ranges are compared: config files are Python."""
+
+    def __init_subclass__(cls) -> None:
+        ranges = cls.__dict__.get("__post_init__", lambda self: None)
+
+        def check(self: Any) -> None:
+            _check_fields(cls.__name__.removesuffix("Config").lower(), self)
+            ranges(self)
+
+        cls.__post_init__ = check  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _check_fields(section: str, values: Any) -> None:
+    for name, kind in get_type_hints(type(values)).items():
+        value = getattr(values, name)
+        if not _is_a(value, kind):
+            shown = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+            raise ConfigError(f"{section}.{name}={value!r} is not a valid {shown}")
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_is_a(item, get_args(kind)[0]) for item in value)
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if kind is float:
+        return type(value) in (int, float) and math.isfinite(value)
+    return type(value) is kind
+
+
 def _require(condition: bool, name: str, value: Any, expected: str) -> None:
     if not condition:
         raise ConfigError(f"{name}={value!r} is out of range: expected {expected}")
 
 
 @dataclass(frozen=True)
-class RunConfig:
+class RunConfig(_Section):
     """The run as a whole."""
 
     dir: str = "runs/tiny"  # run folder: config, metrics, episodes, environments, checkpoints
@@ -57,7 +88,7 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
-class MeshConfig:
+class MeshConfig(_Section):
     """Devices along each mesh axis; -1 on one axis takes what the others leave."""
 
     data: int = 1  # replicas of the weights
@@ -75,7 +106,7 @@ class MeshConfig:
 
 
 @dataclass(frozen=True)
-class EngineConfig:
+class EngineConfig(_Section):
     """The sampler: fixed shapes, compiled once."""
 
     slots: int = 32  # sequences that decode together
@@ -104,7 +135,7 @@ class EngineConfig:
 
 
 @dataclass(frozen=True)
-class DesignerConfig:
+class DesignerConfig(_Section):
     """How environments are written."""
 
     designs: int = 12  # attempts per cycle, spread evenly over the active skills
@@ -146,7 +177,7 @@ class DesignerConfig:
 
 
 @dataclass(frozen=True)
-class HintConfig:
+class HintConfig(_Section):
     """How hints are written and refused. Hints are measured, not trained."""
 
     temperature: float = 0.3  # sampling temperature
@@ -162,7 +193,7 @@ class HintConfig:
 
 
 @dataclass(frozen=True)
-class AgentConfig:
+class AgentConfig(_Section):
     """How environments are played."""
 
     temperature: float = 1.0  # sampling temperature
@@ -185,7 +216,7 @@ class AgentConfig:
 
 
 @dataclass(frozen=True)
-class RewardConfig:
+class RewardConfig(_Section):
     """What the designer earns and how both roles are normalised (paper section 3)."""
 
     anchor_weight: float = 0.6  # weight of the win-rate anchor
@@ -225,7 +256,7 @@ class RewardConfig:
 
 
 @dataclass(frozen=True)
-class BatchConfig:
+class BatchConfig(_Section):
     """How trajectories become device arrays."""
 
     row_tokens: int = 1024  # tokens of one packed row; no trajectory may be longer
@@ -240,7 +271,7 @@ class BatchConfig:
 
 
 @dataclass(frozen=True)
-class LearnerConfig:
+class LearnerConfig(_Section):
     """GRPO and its optimiser (AdamW with the paper's settings)."""
 
     lr: float = 1e-6  # learning rate
@@ -274,7 +305,7 @@ class LearnerConfig:
 
 
 @dataclass(frozen=True)
-class EnvsConfig:
+class EnvsConfig(_Section):
     """Limits on generated programs and the strength of their admission."""
 
     load_s: float = 2.0  # deadline for loading a program
@@ -343,7 +374,7 @@ class EnvsConfig:
 
 
 @dataclass(frozen=True)
-class CorpusConfig:
+class CorpusConfig(_Section):
     """Where documents come from."""
 
     # a JSONL file with "orig_doc" or "text"; empty: docstrings of installed packages
@@ -370,7 +401,7 @@ class CorpusConfig:
 
 
 @dataclass(frozen=True)
-class MemoryConfig:
+class MemoryConfig(_Section):
     """The record of earlier environments that the designer is shown."""
 
     size: int = 200  # records kept, oldest out first; 0 turns memory off
@@ -391,14 +422,14 @@ class MemoryConfig:
 
 
 @dataclass(frozen=True)
-class TelemetryConfig:
+class TelemetryConfig(_Section):
     """What is shown while the run goes on."""
 
     live: bool = True  # a live table when the terminal can show one; plain lines otherwise
 
 
 @dataclass(frozen=True)
-class WarmstartConfig:
+class WarmstartConfig(_Section):
     """Supervised start of a small policy on the environment library (`spade-jax warmstart`)."""
 
     out: str = "assets/tiny"  # folder for the tokenizer and weights
@@ -456,6 +487,8 @@ class Config:
     warmstart: WarmstartConfig = field(default_factory=WarmstartConfig)
 
     def __post_init__(self) -> None:
+        _check_fields("config", self)
+        _check_fields("model", self.model)
         if self.engine.context_tokens > self.batch.row_tokens:
             raise ConfigError(
                 f"engine.context_tokens={self.engine.context_tokens} exceeds "

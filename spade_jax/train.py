@@ -203,17 +203,18 @@ def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
         ConfigError: the folder holds a run and `resume` is off, or holds a run of another config.
         CheckpointError: the newest checkpoint cannot be used.
     """
+    if not config.run.init_from:
+        raise ConfigError(
+            "run.init_from is empty: expected a folder with tokenizer.model and weights, such "
+            "as assets/tiny"
+        )
     folder = RunFolder(config.run.dir)
-    _check_folder(folder, config, resume=resume)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(folder.locked())
+        _check_folder(folder, config, resume=resume)
         runner = stack.enter_context(asyncio.Runner())
         mesh = build_mesh(**dataclasses.asdict(config.mesh))
         home = folder.path if resume else Path(config.run.init_from)
-        if not config.run.init_from:
-            raise ConfigError(
-                "run.init_from is empty: expected a folder with tokenizer.model and weights, such "
-                "as assets/tiny"
-            )
         tokenizer = Tokenizer.load(home / TOKENIZER_FILE)
         stage = make_stage(config, runner, mesh, tokenizer)
         stack.callback(lambda: runner.run(stage.pool.close()))
@@ -326,6 +327,7 @@ def _restore(
     """State, policy version and first step; a resume cuts the run folder to the checkpoint."""
     if not resume or checkpoints.latest() is None:
         if resume:
+            _check_steps(folder, None)
             folder.cut(-1, -1)
         return learner.init(load_weights(config.run.init_from, config.model, mesh)), 0, 0
     step, state, host = checkpoints.restore(learner.abstract_state())
@@ -335,9 +337,36 @@ def _restore(
             f"{folder.path} is finished: its checkpoint is of step {step + 1} of "
             f"run.steps={config.run.steps}; raise --run.steps to go on"
         )
-    stage.curriculum.restore(host["curriculum"])
-    stage.pool.restore(host["pool"])
-    stage.corpus.restore(host["corpus"])
+    _check_steps(folder, step)
+    try:
+        stage.curriculum.restore(host["curriculum"])
+        stage.pool.restore(host["pool"])
+        stage.corpus.restore(host["corpus"])
+        version = int(host["version"])
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"checkpoint {step} in {folder.checkpoints} is damaged: its host state lacks or "
+            f"misstates {error}; remove it to resume from an older one"
+        ) from error
     folder.cut(step, step // config.run.cycle_steps)
     logger.info("resuming after step %d from %s", step + 1, folder.checkpoints)
-    return state, host["version"], step + 1
+    return state, version, step + 1
+
+
+def _check_steps(folder: RunFolder, newest: int | None) -> None:
+    """Refuse to go on from checkpoint `newest` where that would lose or lack logged steps."""
+    logged = folder.logged_steps()
+    if newest is None:
+        saved = folder.saved_config() or {}
+        unsaved = saved.get("run", {}).get("checkpoint_steps", 1)
+        if len(logged) > unsaved:
+            raise CheckpointError(
+                f"{folder.path} has metrics of {len(logged)} steps but no checkpoint; put "
+                f"{folder.checkpoints} back, or start again in another run.dir"
+            )
+    elif logged[: newest + 1] != list(range(newest + 1)):
+        raise CheckpointError(
+            f"{folder.path / 'metrics.jsonl'} has whole lines of the steps {logged[:20]}, but the "
+            f"checkpoint is of step {newest}; put the missing lines back, or start again in "
+            "another run.dir"
+        )

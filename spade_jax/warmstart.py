@@ -64,9 +64,18 @@ def warmstart(config: Config) -> Path:
             f"warmstart.out={str(out)!r} cannot be made ({error.strerror}); choose a folder "
             f"you may write"
         ) from error
-    corpus = Corpus.load(config.corpus, config.run.seed)
     # Under another name until there are weights to go with it: `out` may hold an older pair.
     unpaired = out / f"{TOKENIZER_FILE}.new"
+    try:
+        _teach(config, out, unpaired)
+    finally:
+        unpaired.unlink(missing_ok=True)
+    logger.info("tokenizer and weights are in %s", out)
+    return out
+
+
+def _teach(config: Config, out: Path, unpaired: Path) -> None:
+    corpus = Corpus.load(config.corpus, config.run.seed)
     if start := config.warmstart.init_from:
         tokenizer = Tokenizer.load(Path(start) / TOKENIZER_FILE)
         write_atomic(unpaired, tokenizer.serialised)
@@ -110,8 +119,6 @@ def warmstart(config: Config) -> Path:
             save_weights(out, config.model, state.params)
             if unpaired.exists():
                 unpaired.replace(out / TOKENIZER_FILE)
-    logger.info("tokenizer and weights are in %s", out)
-    return out
 
 
 def _batch_config(config: Config) -> BatchConfig:

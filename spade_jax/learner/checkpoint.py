@@ -14,9 +14,11 @@ caller's.
                                  after a kill at that very moment, and then nothing is verified
 """
 
+import errno
 import json
 import logging
 import os
+import shutil
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -90,6 +92,7 @@ class Checkpoints:
             raise CheckpointError(
                 f"checkpoint {step} already exists in {self._folder}; remove it to write it again"
             )
+        self._check_space(step, sum(array.nbytes for array in arrays.values()))
         try:
             self._manager.save(
                 step,
@@ -102,9 +105,11 @@ class Checkpoints:
             if jax.process_index() == 0:
                 _write_checksums(self._folder / str(step))
         except Exception as error:  # Orbax raises bare Exception, among others
+            full = os.strerror(errno.ENOSPC) in str(error)  # somewhere in Orbax's pages
+            reason = os.strerror(errno.ENOSPC) if full else _first_line(error)
             raise CheckpointError(
-                f"cannot write checkpoint {step} in {self._folder}: {_first_line(error)}; "
-                "free some disk space or choose another run.dir"
+                f"cannot write checkpoint {step} in {self._folder}: {reason}; "
+                "free some disk space, then go on with --resume"
             ) from error
 
     def restore(
@@ -127,6 +132,15 @@ class Checkpoints:
         )
         leaves = [found["state"][name] for name in arrays]
         return wanted, jax.tree.unflatten(jax.tree.structure(abstract_state), leaves), found["host"]
+
+    def _check_space(self, step: int, num_bytes: int) -> None:
+        """Refuse before Orbax meets a full disk, of which its threads tell in pages."""
+        free = shutil.disk_usage(self._folder).free
+        if free < num_bytes:
+            raise CheckpointError(
+                f"cannot write checkpoint {step} in {self._folder}: it has {num_bytes} bytes and "
+                f"the disk has {free} left; free some disk space, then go on with --resume"
+            )
 
     def _where(self, step: int) -> str:
         return f"checkpoint {self._folder / str(step)}"

@@ -15,18 +15,23 @@ one. Nothing is synced: this guards against a killed process, not against a lost
 """
 
 import errno
+import fcntl
 import json
+import logging
+import os
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from spade_jax.errors import SpadeError
 from spade_jax.telemetry import metrics as metric_names
 from spade_jax.types import Design, Environment, Episode, to_json
+
+logger = logging.getLogger(__name__)
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _TEMPORARY = ".tmp"
@@ -89,22 +94,35 @@ def truncate_after(path: Path, step: int) -> None:
     """
     if not path.exists():
         return
+    records = _records(path)
+    kept = [line for line, record in records if _step_of(record) <= step]
+    if b"".join(kept) != path.read_bytes():
+        write_atomic(path, b"".join(kept))
+
+
+def _step_of(record: Mapping[str, Any]) -> int:
+    return record["progress/step"] if "progress/step" in record else record["step"]
+
+
+def _records(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
+    """The whole lines of a JSONL file, each with what it says."""
     lines = path.read_bytes().splitlines(keepends=True)
-    whole = lines[:-1] if lines and not lines[-1].endswith(b"\n") else lines
-    kept = []
-    for number, line in enumerate(whole, start=1):
+    records = []
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):
+            break
         try:
             record = json.loads(line)
-            later = record.get("progress/step", record.get("step")) > step
-        except (ValueError, TypeError, AttributeError) as error:
+            whole = type(_step_of(record)) is int
+        except (ValueError, TypeError, KeyError):
+            whole = False
+        if not whole:
             raise SpadeError(
                 f"{path}, line {number}, is damaged ({line[:60]!r}); "
                 "expected a JSON object with a step: mend or remove the line, then resume"
-            ) from error
-        if not later:
-            kept.append(line)
-    if len(kept) < len(lines):
-        write_atomic(path, b"".join(kept))
+            )
+        records.append((line, record))
+    return records
 
 
 def code_revision() -> str:
@@ -136,6 +154,44 @@ class RunFolder:
         self._metrics = JsonlSink(self.path / "metrics.jsonl")
         with _writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
+        for name in ("checkpoints", "episodes", "environments", "rejected"):
+            if (self.path / name).exists() and not (self.path / name).is_dir():
+                raise SpadeError(f"{self.path / name} is not a folder; move it out of the way")
+        for path in (self._metrics.path, self.path / "config.json"):
+            if path.is_dir():
+                raise SpadeError(f"{path} is a folder; a file is expected: move it out of the way")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other runs out while in the block.
+
+        Raises:
+            SpadeError: another run is in it.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise SpadeError(
+                f"{self.path} is in use by another run; wait for its end or choose another "
+                "--run.dir"
+            ) from error
+        except OSError:  # some network file systems have no locks; the run need not fail for it
+            logger.warning("%s cannot be locked: start no second run in it", self.path)
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # already closed
+                os.close(descriptor)
+
+    def logged_steps(self) -> list[Any]:
+        """The steps that have a whole line of metrics, in the order of the lines."""
+        if not self._metrics.path.exists():
+            return []
+        records = _records(self._metrics.path)
+        needed = {"progress/step", "progress/cycle", "time/step_s"}
+        return [record["progress/step"] for _, record in records if needed <= record.keys()]
 
     def saved_config(self) -> dict[str, Any] | None:
         """Return the configuration of the run in this folder, or None when there is none."""

@@ -1,6 +1,8 @@
 """Bad input is one line on stderr and exit code 2; good overrides reach the config."""
 
 import dataclasses
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,7 +31,10 @@ def test_every_preset_builds():
         (["train", TINY, "--run.step", "3"], ["--run.step", "did you mean run.steps"]),
         (["train", TINY, "--lr", "3"], ["unknown option --lr"]),
         (["train", TINY, "--run.steps", "abc"], ["run.steps", "'abc'", "int", "12"]),
-        (["train", TINY, "--run.steps", "3", "4"], ["run.steps", "3 4"]),
+        (["train", TINY, "--run.steps", "3", "4"], ["'4'", "after --run.steps '3'"]),
+        (["train", TINY, "--run.dir", "x", "run.steps"], ["'run.steps'", "after --run.dir 'x'"]),
+        (["train", TINY, "--learner.weight-decay", "inf"], ["learner.weight_decay=inf", "float"]),
+        (["train", TINY, "--model.rope-theta", "nan"], ["model.rope_theta=nan", "float"]),
         (["train", TINY, "--run.steps"], ["run.steps", "int"]),
         (["train", TINY, "--run.steps", "0"], ["run.steps=0", "at least 1"]),
         (["train", TINY, "--learner.lr", "nan"], ["learner.lr"]),
@@ -90,6 +95,7 @@ def test_help_lists_every_field_with_default_and_doc(capsys):
         ("def config(): return 3", "must define config()"),
         ("def config(): 1 / 0", "ZeroDivisionError"),
         ("def config(:", "SyntaxError"),
+        ("raise SystemExit(5)", "SystemExit"),
     ],
 )
 def test_a_broken_config_file_is_named(source, part, tmp_path, capsys):
@@ -97,6 +103,33 @@ def test_a_broken_config_file_is_named(source, part, tmp_path, capsys):
     path.write_text(source)
     assert cli.main(["train", str(path)]) == 2
     assert part in capsys.readouterr().err
+
+
+WRONG_TYPES = {
+    "Config(run=None)": "config.run=None is not a valid RunConfig",
+    "Config(run=RunConfig(steps='3'))": "run.steps='3' is not a valid int",
+    "Config(run=RunConfig(steps=3.5))": "run.steps=3.5 is not a valid int",
+    "Config(run=RunConfig(dir=Path('x')))": "run.dir=PosixPath('x') is not a valid str",
+    "Config(learner=LearnerConfig(lr=True))": "learner.lr=True is not a valid float",
+    "Config(designer=DesignerConfig(difficulty='huge'))": "designer.difficulty='huge'",
+    "Config(designer=DesignerConfig(skills=['a']))": "designer.skills=['a'] is not a valid tuple",
+}
+
+
+def test_wrong_types_in_a_config_file_are_named(tmp_path):
+    # In a process of its own: here, the tests' type checker would be faster.
+    run = "import sys; from spade_jax.cli import main; [main(['train', p]) for p in sys.argv[1:]]"
+    paths = []
+    for index, made in enumerate(WRONG_TYPES):
+        paths.append(tmp_path / f"{index}.py")
+        paths[-1].write_text(
+            f"from pathlib import Path\nfrom spade_jax.config import *\ndef config(): return {made}"
+        )
+    done = subprocess.run([sys.executable, "-c", run, *paths], capture_output=True, text=True)
+    lines = done.stderr.splitlines()
+    assert len(lines) == len(WRONG_TYPES)
+    for line, part in zip(lines, WRONG_TYPES.values(), strict=True):
+        assert part in line
 
 
 def test_no_arguments_shows_usage(capsys):

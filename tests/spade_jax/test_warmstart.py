@@ -61,6 +61,7 @@ def test_it_writes_tokenizer_and_weights_twice_the_same(tmp_path):
 def test_rows_too_short_for_an_example_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"warmstart\.row_tokens=64"):
         warmstart(config(tmp_path, "short", row_tokens=64))
+    assert list((tmp_path / "short").iterdir()) == []  # a failure leaves nothing half-made
 
 
 def test_an_unwritable_folder_is_named(tmp_path):

@@ -258,6 +258,15 @@ def test_no_checkpoint_and_no_folder(tmp_path: Path) -> None:
         Checkpoints(tmp_path / "file", 1, {})
 
 
+def test_too_little_room_is_seen_before_orbax_meets_it(tmp_path: Path, monkeypatch) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
+    with Checkpoints(tmp_path, 1, {}) as checkpoints:
+        with pytest.raises(CheckpointError, match=r"the disk has 10 left.*--resume"):
+            checkpoints.save(0, small_state(), {})
+        assert checkpoints.steps() == []
+
+
 def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch) -> None:
     with Checkpoints(tmp_path, 1, {}) as checkpoints:
         checkpoints.save(1, small_state(), {})

@@ -273,3 +273,43 @@ def test_cut_to_nothing(tmp_path: Path):
     run.cut(step=-1, cycle=-1)
     assert files(tmp_path) == {"metrics.jsonl"}
     assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_a_folder_has_one_run_at_a_time(tmp_path: Path):
+    first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
+    with (
+        first.locked(),
+        pytest.raises(SpadeError, match="in use by another run"),
+        second.locked(),
+    ):
+        raise AssertionError("two runs in one folder")
+    with RunFolder(tmp_path / "run").locked():
+        pass
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "episodes", "environments", "rejected"])
+def test_a_file_in_a_folders_place_is_named(tmp_path: Path, name: str):
+    (tmp_path / name).write_text("")
+    with pytest.raises(SpadeError, match=f"{name} is not a folder"):
+        RunFolder(tmp_path)
+
+
+def test_a_folder_in_a_files_place_is_named(tmp_path: Path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(SpadeError, match=r"metrics\.jsonl is a folder"):
+        RunFolder(tmp_path)
+
+
+def test_logged_steps_are_those_with_a_whole_line(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    assert folder.logged_steps() == []
+    whole = [
+        json.dumps({"progress/step": step, "progress/cycle": 0, "time/step_s": 1.0})
+        for step in range(2)
+    ]
+    lacking = json.dumps({"progress/step": 2})
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*whole, lacking, whole[0][:-9]]))
+    assert folder.logged_steps() == [0, 1]
+    (tmp_path / "metrics.jsonl").write_text('{"progress/step": NaN}\n')
+    with pytest.raises(SpadeError, match="line 1, is damaged"):
+        folder.logged_steps()
