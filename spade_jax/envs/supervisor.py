@@ -471,7 +471,7 @@ def _match(queue: deque[_Request], message: Any) -> tuple[_Request, str, Any, fl
     if status != "ok":
         if type(value) is not str:
             raise wire.WireError("a fault without a text")
-        value = value[:_MAX_DETAIL]
+        value = "".join(c if c.isprintable() else "?" for c in value[:_MAX_DETAIL])  # for terminals
     return queue.popleft(), status, value, cpu_s
 
 

@@ -9,7 +9,7 @@ import pytest
 from spade_jax.envs.admit import admit
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
-from spade_jax.types import Verdict
+from spade_jax.types import Fault, Outcome, Verdict
 
 GOOD = '''import random
 
@@ -234,10 +234,12 @@ def test_measures_hold_what_was_reached(shared):
     assert "random_win_frac" not in verdict(shared, REFUSED["constant"][1]).measures
 
 
-def test_a_fault_of_ours_is_not_the_programs(shared):
-    kill = "os = _sys.modules['os']\nos.kill(os.getppid(), 9)\nwhile True: pass"
-    deed = f"\nfrom collections import _sys\n{kill}"
-    found = verdict(shared, GOOD + deed)
+def test_a_fault_of_ours_is_not_the_programs(shared, monkeypatch):
+    async def load(program: str, replica: int = 0) -> Fault:
+        return Fault(Outcome.INFRASTRUCTURE, "the zygote died")
+
+    monkeypatch.setattr(shared.pool, "load", load)
+    found = verdict(shared, GOOD)
     assert (found.admitted, found.gate) == (False, "infrastructure")
 
 
