@@ -1,4 +1,4 @@
-# Has a signal handler spin when it has replied and nobody waits for it. RIGHT: timeout
+# Has a signal handler spin when it has replied and nobody waits for it. RIGHT: timeout|harmless (its worker is ended when it is next asked for anything)
 import signal
 
 
