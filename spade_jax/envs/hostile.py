@@ -108,7 +108,8 @@ async def run_folder(
                         if got != Outcome.INFRASTRUCTURE:
                             break
                     await host.look()
-                return Result("program", name, right_outcomes(program), got, detail)
+                shown = "".join(c if c.isprintable() else "?" for c in detail)
+                return Result("program", name, right_outcomes(program), got, shown)
 
             results = await asyncio.gather(*(play(*item) for item in programs.items()))
             host.before_close()

@@ -347,7 +347,8 @@ def _checked(answers: Any, count: int) -> list[list[Any]]:
                 raise wire.WireError("an answer with an unknown status")
             if type(value) is not str:
                 raise wire.WireError("a fault without a text")
-            answer[1] = value[:MAX_DETAIL]
+            shown = (c if c.isprintable() else "?" for c in value[:MAX_DETAIL])  # for terminals
+            answer[1] = "".join(shown)
     return answers
 
 

@@ -379,6 +379,17 @@ def test_texts_of_faults_are_the_same_in_every_run(shared):
     assert shared.run(fault("while True: pass")) == Fault(Outcome.TIMEOUT, text)
 
 
+def test_texts_of_faults_do_nothing_to_a_terminal(shared):
+    async def play() -> None:
+        step = "raise ValueError('\\x1b[2J\\r\\n\\ud800\\u202e' + 'é')"
+        instance = await shared.pool.open(program(step), 1)
+        assert not isinstance(instance, Fault), instance
+        text = "step: ValueError: ?[2J????é"
+        assert await instance.step("x") == Fault(Outcome.ENV_ERROR, text)
+
+    shared.run(play())
+
+
 def test_nothing_left_in_a_class_or_a_global_reaches_another_instance(shared):
     reset = (
         "seen.append(seed)\nProbeEnv.made += 1\n"
