@@ -8,10 +8,11 @@ import dataclasses
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from models.config import TransformerConfig
 from spade_jax.errors import ConfigError
+from spade_jax.settings import Section, check_fields, require
 
 SKILLS = (
     "Mathematical Reasoning",
@@ -26,44 +27,8 @@ SKILLS = (
 Difficulty = Literal["easy", "medium", "hard"]
 
 
-class _Section:
-    """Refuses values of another type before ranges are compared: config files are Python."""
-
-    def __init_subclass__(cls) -> None:
-        ranges = cls.__dict__.get("__post_init__", lambda self: None)
-
-        def check(self: Any) -> None:
-            _check_fields(cls.__name__.removesuffix("Config").lower(), self)
-            ranges(self)
-
-        cls.__post_init__ = check  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _check_fields(section: str, values: Any) -> None:
-    for name, kind in get_type_hints(type(values)).items():
-        value = getattr(values, name)
-        if not _is_a(value, kind):
-            shown = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
-            raise ConfigError(f"{section}.{name}={value!r} is not a valid {shown}")
-
-
-def _is_a(value: Any, kind: Any) -> bool:
-    if get_origin(kind) is tuple:
-        return isinstance(value, tuple) and all(_is_a(item, get_args(kind)[0]) for item in value)
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    if kind is float:
-        return type(value) in (int, float) and math.isfinite(value)
-    return type(value) is kind
-
-
-def _require(condition: bool, name: str, value: Any, expected: str) -> None:
-    if not condition:
-        raise ConfigError(f"{name}={value!r} is out of range: expected {expected}")
-
-
 @dataclass(frozen=True)
-class RunConfig(_Section):
+class RunConfig(Section):
     """The run as a whole."""
 
     dir: str = "runs/tiny"  # run folder: config, metrics, episodes, environments, checkpoints
@@ -75,20 +40,20 @@ class RunConfig(_Section):
     keep_checkpoints: int = 2  # newest checkpoints kept
 
     def __post_init__(self) -> None:
-        _require(bool(self.dir), "run.dir", self.dir, "a folder name")
-        _require(0 <= self.seed < 2**31, "run.seed", self.seed, "0 to 2147483647")
-        _require(self.steps >= 1, "run.steps", self.steps, "at least 1")
-        _require(self.cycle_steps >= 1, "run.cycle_steps", self.cycle_steps, "at least 1")
-        _require(
+        require(bool(self.dir), "run.dir", self.dir, "a folder name")
+        require(0 <= self.seed < 2**31, "run.seed", self.seed, "0 to 2147483647")
+        require(self.steps >= 1, "run.steps", self.steps, "at least 1")
+        require(self.cycle_steps >= 1, "run.cycle_steps", self.cycle_steps, "at least 1")
+        require(
             self.checkpoint_steps >= 1, "run.checkpoint_steps", self.checkpoint_steps, "at least 1"
         )
-        _require(
+        require(
             self.keep_checkpoints >= 1, "run.keep_checkpoints", self.keep_checkpoints, "at least 1"
         )
 
 
 @dataclass(frozen=True)
-class MeshConfig(_Section):
+class MeshConfig(Section):
     """Devices along each mesh axis; -1 on one axis takes what the others leave."""
 
     data: int = 1  # replicas of the weights
@@ -99,14 +64,12 @@ class MeshConfig(_Section):
     def __post_init__(self) -> None:
         sizes = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for name, size in sizes.items():
-            _require(
-                size == -1 or size >= 1, f"mesh.{name}", size, "at least 1, or -1 for the rest"
-            )
-        _require(list(sizes.values()).count(-1) <= 1, "mesh", sizes, "-1 on at most one axis")
+            require(size == -1 or size >= 1, f"mesh.{name}", size, "at least 1, or -1 for the rest")
+        require(list(sizes.values()).count(-1) <= 1, "mesh", sizes, "-1 on at most one axis")
 
 
 @dataclass(frozen=True)
-class EngineConfig(_Section):
+class EngineConfig(Section):
     """The sampler: fixed shapes, compiled once."""
 
     slots: int = 32  # sequences that decode together
@@ -116,14 +79,14 @@ class EngineConfig(_Section):
     decode_steps: int = 32  # tokens decoded before control returns to the host
 
     def __post_init__(self) -> None:
-        _require(self.slots >= 1, "engine.slots", self.slots, "at least 1")
-        _require(
+        require(self.slots >= 1, "engine.slots", self.slots, "at least 1")
+        require(
             self.context_tokens >= 16, "engine.context_tokens", self.context_tokens, "at least 16"
         )
-        _require(self.prefill_rows >= 1, "engine.prefill_rows", self.prefill_rows, "at least 1")
-        _require(self.decode_steps >= 1, "engine.decode_steps", self.decode_steps, "at least 1")
+        require(self.prefill_rows >= 1, "engine.prefill_rows", self.prefill_rows, "at least 1")
+        require(self.decode_steps >= 1, "engine.decode_steps", self.decode_steps, "at least 1")
         chunks = self.prefill_chunks
-        _require(
+        require(
             bool(chunks)
             and list(chunks) == sorted(set(chunks))
             and chunks[0] >= 1
@@ -135,7 +98,7 @@ class EngineConfig(_Section):
 
 
 @dataclass(frozen=True)
-class DesignerConfig(_Section):
+class DesignerConfig(Section):
     """How environments are written."""
 
     designs: int = 12  # attempts per cycle, spread evenly over the active skills
@@ -149,35 +112,35 @@ class DesignerConfig(_Section):
 
     def __post_init__(self) -> None:
         unknown = [skill for skill in self.skills if skill not in SKILLS]
-        _require(
+        require(
             not unknown and bool(self.skills),
             "designer.skills",
             self.skills,
             f"names out of {SKILLS}",
         )
-        _require(
+        require(
             self.skills_per_cycle >= 1,
             "designer.skills_per_cycle",
             self.skills_per_cycle,
             "at least 1",
         )
-        _require(self.designs >= 1, "designer.designs", self.designs, "at least 1")
-        _require(
+        require(self.designs >= 1, "designer.designs", self.designs, "at least 1")
+        require(
             self.difficulty in ("easy", "medium", "hard"),
             "designer.difficulty",
             self.difficulty,
             "easy, medium or hard",
         )
-        _require(
+        require(
             self.document_words >= 8, "designer.document_words", self.document_words, "at least 8"
         )
-        _require(self.temperature >= 0, "designer.temperature", self.temperature, "0 or more")
-        _require(self.max_tokens >= 1, "designer.max_tokens", self.max_tokens, "at least 1")
-        _require(self.delay_steps >= 0, "designer.delay_steps", self.delay_steps, "0 or more")
+        require(self.temperature >= 0, "designer.temperature", self.temperature, "0 or more")
+        require(self.max_tokens >= 1, "designer.max_tokens", self.max_tokens, "at least 1")
+        require(self.delay_steps >= 0, "designer.delay_steps", self.delay_steps, "0 or more")
 
 
 @dataclass(frozen=True)
-class HintConfig(_Section):
+class HintConfig(Section):
     """How hints are written and refused. Hints are measured, not trained."""
 
     temperature: float = 0.3  # sampling temperature
@@ -186,14 +149,14 @@ class HintConfig(_Section):
     attempts: int = 2  # one writing and one rewrite, then the design is refused
 
     def __post_init__(self) -> None:
-        _require(self.temperature >= 0, "hint.temperature", self.temperature, "0 or more")
-        _require(self.max_tokens >= 1, "hint.max_tokens", self.max_tokens, "at least 1")
-        _require(self.max_words >= 1, "hint.max_words", self.max_words, "at least 1")
-        _require(self.attempts >= 1, "hint.attempts", self.attempts, "at least 1")
+        require(self.temperature >= 0, "hint.temperature", self.temperature, "0 or more")
+        require(self.max_tokens >= 1, "hint.max_tokens", self.max_tokens, "at least 1")
+        require(self.max_words >= 1, "hint.max_words", self.max_words, "at least 1")
+        require(self.attempts >= 1, "hint.attempts", self.attempts, "at least 1")
 
 
 @dataclass(frozen=True)
-class AgentConfig(_Section):
+class AgentConfig(Section):
     """How environments are played."""
 
     temperature: float = 1.0  # sampling temperature
@@ -204,10 +167,10 @@ class AgentConfig(_Section):
     max_observation_tokens: int = 200  # a longer observation ends the episode as TOKEN_LIMIT
 
     def __post_init__(self) -> None:
-        _require(self.temperature >= 0, "agent.temperature", self.temperature, "0 or more")
+        require(self.temperature >= 0, "agent.temperature", self.temperature, "0 or more")
         for name in ("max_tokens", "max_turns", "seeds", "max_observation_tokens"):
-            _require(getattr(self, name) >= 1, f"agent.{name}", getattr(self, name), "at least 1")
-        _require(
+            require(getattr(self, name) >= 1, f"agent.{name}", getattr(self, name), "at least 1")
+        require(
             self.plays >= 2,
             "agent.plays",
             self.plays,
@@ -216,7 +179,7 @@ class AgentConfig(_Section):
 
 
 @dataclass(frozen=True)
-class RewardConfig(_Section):
+class RewardConfig(Section):
     """What the designer earns and how both roles are normalised (paper section 3)."""
 
     anchor_weight: float = 0.6  # weight of the win-rate anchor
@@ -231,23 +194,23 @@ class RewardConfig(_Section):
     designer_norm: Literal["mean", "mean_std"] = "mean_std"  # normalisation within a skill
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             0 <= self.band_low <= self.band_high <= 1,
             "reward.band_low, reward.band_high",
             (self.band_low, self.band_high),
             "0 <= band_low <= band_high <= 1",
         )
-        _require(self.band_ramp > 0, "reward.band_ramp", self.band_ramp, "a positive number")
-        _require(
+        require(self.band_ramp > 0, "reward.band_ramp", self.band_ramp, "a positive number")
+        require(
             self.regret_scale > 0, "reward.regret_scale", self.regret_scale, "a positive number"
         )
-        _require(self.anchor_weight >= 0, "reward.anchor_weight", self.anchor_weight, "0 or more")
-        _require(self.regret_weight >= 0, "reward.regret_weight", self.regret_weight, "0 or more")
-        _require(
+        require(self.anchor_weight >= 0, "reward.anchor_weight", self.anchor_weight, "0 or more")
+        require(self.regret_weight >= 0, "reward.regret_weight", self.regret_weight, "0 or more")
+        require(
             -1 <= self.invalid_reward <= 0, "reward.invalid_reward", self.invalid_reward, "-1 to 0"
         )
         for name in ("agent_norm", "designer_norm"):
-            _require(
+            require(
                 getattr(self, name) in ("mean", "mean_std"),
                 f"reward.{name}",
                 getattr(self, name),
@@ -256,7 +219,7 @@ class RewardConfig(_Section):
 
 
 @dataclass(frozen=True)
-class BatchConfig(_Section):
+class BatchConfig(Section):
     """How trajectories become device arrays."""
 
     row_tokens: int = 1024  # tokens of one packed row; no trajectory may be longer
@@ -264,14 +227,14 @@ class BatchConfig(_Section):
     microbatch_rows: int = 8
 
     def __post_init__(self) -> None:
-        _require(self.row_tokens >= 16, "batch.row_tokens", self.row_tokens, "at least 16")
-        _require(
+        require(self.row_tokens >= 16, "batch.row_tokens", self.row_tokens, "at least 16")
+        require(
             self.microbatch_rows >= 1, "batch.microbatch_rows", self.microbatch_rows, "at least 1"
         )
 
 
 @dataclass(frozen=True)
-class LearnerConfig(_Section):
+class LearnerConfig(Section):
     """GRPO and its optimiser (AdamW with the paper's settings)."""
 
     lr: float = 1e-6  # learning rate
@@ -286,26 +249,26 @@ class LearnerConfig(_Section):
     designer_weight: float = 1.0  # weight of the designer's loss against the agent's
 
     def __post_init__(self) -> None:
-        _require(0 <= self.lr < math.inf, "learner.lr", self.lr, "a finite number, 0 or more")
-        _require(self.warmup_steps >= 0, "learner.warmup_steps", self.warmup_steps, "0 or more")
+        require(0 <= self.lr < math.inf, "learner.lr", self.lr, "a finite number, 0 or more")
+        require(self.warmup_steps >= 0, "learner.warmup_steps", self.warmup_steps, "0 or more")
         for name in ("beta1", "beta2"):
-            _require(
+            require(
                 0 <= getattr(self, name) < 1, f"learner.{name}", getattr(self, name), "0 to below 1"
             )
-        _require(self.weight_decay >= 0, "learner.weight_decay", self.weight_decay, "0 or more")
-        _require(
+        require(self.weight_decay >= 0, "learner.weight_decay", self.weight_decay, "0 or more")
+        require(
             self.max_grad_norm > 0, "learner.max_grad_norm", self.max_grad_norm, "a positive number"
         )
-        _require(0 < self.clip_low < 1, "learner.clip_low", self.clip_low, "between 0 and 1")
-        _require(self.clip_high > 0, "learner.clip_high", self.clip_high, "a positive number")
-        _require(self.tis_cap >= 1, "learner.tis_cap", self.tis_cap, "at least 1")
-        _require(
+        require(0 < self.clip_low < 1, "learner.clip_low", self.clip_low, "between 0 and 1")
+        require(self.clip_high > 0, "learner.clip_high", self.clip_high, "a positive number")
+        require(self.tis_cap >= 1, "learner.tis_cap", self.tis_cap, "at least 1")
+        require(
             self.designer_weight >= 0, "learner.designer_weight", self.designer_weight, "0 or more"
         )
 
 
 @dataclass(frozen=True)
-class EnvsConfig(_Section):
+class EnvsConfig(Section):
     """Limits on generated programs and the strength of their admission."""
 
     load_s: float = 2.0  # deadline for loading a program
@@ -331,41 +294,41 @@ class EnvsConfig(_Section):
 
     def __post_init__(self) -> None:
         for name in ("load_s", "reset_s", "step_s", "episode_s"):
-            _require(
+            require(
                 getattr(self, name) > 0,
                 f"envs.{name}",
                 getattr(self, name),
                 "a positive number of seconds",
             )
         for name in ("memory_bytes", "pool_memory_bytes"):
-            _require(
+            require(
                 getattr(self, name) >= 2**24,
                 f"envs.{name}",
                 getattr(self, name),
                 "at least 16777216",
             )
-        _require(0 <= self.spare_workers <= 64, "envs.spare_workers", self.spare_workers, "0 to 64")
-        _require(
+        require(0 <= self.spare_workers <= 64, "envs.spare_workers", self.spare_workers, "0 to 64")
+        require(
             self.unsafe_sandbox in ("", "I-accept"),
             "envs.unsafe_sandbox",
             self.unsafe_sandbox,
             'nothing, or "I-accept" to run programs where they are not contained',
         )
         for name in ("max_workers", "instances_per_worker", "probe_seeds"):
-            _require(getattr(self, name) >= 1, f"envs.{name}", getattr(self, name), "at least 1")
-        _require(
+            require(getattr(self, name) >= 1, f"envs.{name}", getattr(self, name), "at least 1")
+        require(
             self.admit_seeds >= 2,
             "envs.admit_seeds",
             self.admit_seeds,
             "at least 2: instances must differ",
         )
-        _require(
+        require(
             0 <= self.max_probe_win_frac <= 1,
             "envs.max_probe_win_frac",
             self.max_probe_win_frac,
             "0 to 1",
         )
-        _require(
+        require(
             0 < self.duplicate_similarity <= 1,
             "envs.duplicate_similarity",
             self.duplicate_similarity,
@@ -374,7 +337,7 @@ class EnvsConfig(_Section):
 
 
 @dataclass(frozen=True)
-class CorpusConfig(_Section):
+class CorpusConfig(Section):
     """Where documents come from."""
 
     # a JSONL file with "orig_doc" or "text"; empty: docstrings of installed packages
@@ -386,13 +349,13 @@ class CorpusConfig(_Section):
     max_words: int = 6000  # longer documents are cut here
 
     def __post_init__(self) -> None:
-        _require(
+        require(
             bool(self.path) or bool(self.packages),
             "corpus.packages",
             self.packages,
             "at least one package",
         )
-        _require(
+        require(
             1 <= self.min_words <= self.max_words,
             "corpus.min_words",
             self.min_words,
@@ -401,7 +364,7 @@ class CorpusConfig(_Section):
 
 
 @dataclass(frozen=True)
-class MemoryConfig(_Section):
+class MemoryConfig(Section):
     """The record of earlier environments that the designer is shown."""
 
     size: int = 200  # records kept, oldest out first; 0 turns memory off
@@ -412,8 +375,8 @@ class MemoryConfig(_Section):
 
     def __post_init__(self) -> None:
         for name in ("size", "positives", "negatives"):
-            _require(getattr(self, name) >= 0, f"memory.{name}", getattr(self, name), "0 or more")
-        _require(
+            require(getattr(self, name) >= 0, f"memory.{name}", getattr(self, name), "0 or more")
+        require(
             0 <= self.win_low <= self.win_high <= 1,
             "memory.win_low, memory.win_high",
             (self.win_low, self.win_high),
@@ -422,14 +385,14 @@ class MemoryConfig(_Section):
 
 
 @dataclass(frozen=True)
-class TelemetryConfig(_Section):
+class TelemetryConfig(Section):
     """What is shown while the run goes on."""
 
     live: bool = True  # a live table when the terminal can show one; plain lines otherwise
 
 
 @dataclass(frozen=True)
-class WarmstartConfig(_Section):
+class WarmstartConfig(Section):
     """Supervised start of a small policy on the environment library (`spade-jax warmstart`)."""
 
     out: str = "assets/tiny"  # folder for the tokenizer and weights
@@ -447,23 +410,23 @@ class WarmstartConfig(_Section):
     log_steps: int = 20  # steps between two log lines
 
     def __post_init__(self) -> None:
-        _require(self.steps >= 1, "warmstart.steps", self.steps, "at least 1")
-        _require(self.rows >= 1, "warmstart.rows", self.rows, "at least 1")
-        _require(self.row_tokens >= 16, "warmstart.row_tokens", self.row_tokens, "at least 16")
-        _require(0 < self.lr < math.inf, "warmstart.lr", self.lr, "a finite positive number")
+        require(self.steps >= 1, "warmstart.steps", self.steps, "at least 1")
+        require(self.rows >= 1, "warmstart.rows", self.rows, "at least 1")
+        require(self.row_tokens >= 16, "warmstart.row_tokens", self.row_tokens, "at least 16")
+        require(0 < self.lr < math.inf, "warmstart.lr", self.lr, "a finite positive number")
         for name in ("design_share", "copy_share"):
             share = getattr(self, name)
-            _require(0 < share < 1, f"warmstart.{name}", share, "between 0 and 1")
-        _require(
+            require(0 < share < 1, f"warmstart.{name}", share, "between 0 and 1")
+        require(
             self.design_share + self.copy_share < 1,
             "warmstart.copy_share",
             self.copy_share,
             f"less than design_share={self.design_share} leaves of 1, so that plays are taught too",
         )
-        _require(self.plays >= 1, "warmstart.plays", self.plays, "at least 1")
-        _require(self.copy_steps >= 0, "warmstart.copy_steps", self.copy_steps, "0 or more")
-        _require(self.words >= 0, "warmstart.words", self.words, "0 or more")
-        _require(self.log_steps >= 1, "warmstart.log_steps", self.log_steps, "at least 1")
+        require(self.plays >= 1, "warmstart.plays", self.plays, "at least 1")
+        require(self.copy_steps >= 0, "warmstart.copy_steps", self.copy_steps, "0 or more")
+        require(self.words >= 0, "warmstart.words", self.words, "0 or more")
+        require(self.log_steps >= 1, "warmstart.log_steps", self.log_steps, "at least 1")
 
 
 @dataclass(frozen=True)
@@ -487,8 +450,8 @@ class Config:
     warmstart: WarmstartConfig = field(default_factory=WarmstartConfig)
 
     def __post_init__(self) -> None:
-        _check_fields("config", self)
-        _check_fields("model", self.model)
+        check_fields("config", self)
+        check_fields("model", self.model)
         if self.engine.context_tokens > self.batch.row_tokens:
             raise ConfigError(
                 f"engine.context_tokens={self.engine.context_tokens} exceeds "

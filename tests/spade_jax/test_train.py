@@ -1,6 +1,7 @@
 """What a checkpoint keeps of the environment pool, and that a resume takes it over."""
 
 import asyncio
+import json
 
 import jax.numpy as jnp
 
@@ -58,6 +59,8 @@ def test_a_quarantine_outlives_the_run(tmp_path):
         learner.abstract_state = lambda: state
         mesh = build_mesh(1, -1, 1, 1)
         folder = RunFolder(tmp_path)
+        line = {"progress/step": 0, "progress/cycle": 0, "time/step_s": 1.0}
+        (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
         _restore(config, fresh, learner, mesh, checkpoints, folder, resume=True)
 
     async def reopen() -> Fault:
