@@ -73,7 +73,10 @@ class HostileEnv:
 
 def children(pid: int) -> list[int]:
     """Processes whose parent this one is."""
-    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    try:
+        return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:  # it has ended meanwhile
+        return []
 
 
 def below(pid: int) -> list[int]:
