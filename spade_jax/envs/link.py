@@ -116,13 +116,13 @@ class Link(asyncio.BufferedProtocol):
 
     def spawn(self, worker: int, replica: int, package: str) -> None:
         """Have a worker made that has imported `package`, or a spare one taken."""
-        head = wire.ORDER.pack(wire.SPAWN, replica, worker, 0, 0.0)
+        head = wire.ORDER.pack(wire.SPAWN, worker, 0, 0.0, replica)
         self._order(wire.frame(head, package.encode()))
 
     def kill(self, worker: int) -> None:
         """Have a worker ended."""
         self._queued.pop(worker, None)
-        self._order(wire.frame(wire.ORDER.pack(wire.KILL, 0, worker, 0, 0.0)))
+        self._order(wire.frame(wire.ORDER.pack(wire.KILL, worker, 0, 0.0, 0)))
 
     def ask(
         self, worker: int, owner: Any, limit_s: float, *request: Any, alone: bool = False
@@ -304,7 +304,7 @@ class Link(asyncio.BufferedProtocol):
                 self._busy_since = time.perf_counter()
             self._sent[self._last_number] = order
             head = wire.ORDER.pack(
-                wire.ASK, self._last_number, order.worker, len(order.requests), order.limit_s
+                wire.ASK, order.worker, len(order.requests), order.limit_s, self._last_number
             )
             orders.append(wire.frame(head, wire.dumps_shallow(order.requests)))
         self._outbox.clear()

@@ -18,17 +18,18 @@ answers in order, and says on its page of progress which one it is at, so the cl
 when the one before it is done.
 """
 
-import contextlib
 import select
 import socket
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 from spade_jax.envs import limits, verdicts, wire
 from spade_jax.envs.nursery import BIRTH_S, Batch, Nursery, Worker, Zygote
 from spade_jax.envs.wire import ASK, FAULT, IDLE, MEMORY, READY, SPAWN, WORN
 
+_MAX_EVENTS = 64  # of a turn; room is made for each
 _CHUNK = 1 << 16  # a larger buffer is mapped anew for each read
 _MAX_DETAIL = 300
 _MEMORY_S = 0.1  # between two looks at the memory of busy workers
@@ -71,7 +72,7 @@ class Supervisor:
             unwatch=self._unwatch,
             on_ready=lambda sandbox: self._tell_ready("ok", sandbox.dumps()),
             on_unfit=lambda problem: self._tell_ready("infrastructure", problem),
-            on_born=lambda worker: self._watch(worker.channel, lambda: self._serve(worker)),
+            on_born=lambda worker: self._watch(worker.channel, partial(self._serve, worker)),
             on_failed=lambda worker, detail: self._fail(worker, "infrastructure", detail),
             on_reaped=self._reaped,
             on_lost=self._lost_zygote,
@@ -80,13 +81,15 @@ class Supervisor:
     def run(self) -> None:
         """Serve until the trainer closes its end."""
         handlers, poll = self._handlers, self._poll.poll
+        now = time.monotonic()
         while self._running:
             at = min(self._look_at, self._nursery.refill_at)
-            timeout = None if at == _NEVER else max(0.0, at - time.monotonic()) + 0.001
-            for descriptor, _ in poll(timeout):
+            timeout = None if at == _NEVER else max(0.0, at - now) + 0.001
+            for descriptor, _ in poll(timeout, _MAX_EVENTS):
                 if handler := handlers.get(descriptor):  # an earlier event may have removed it
                     handler()
-            if at != _NEVER and (now := time.monotonic()) >= at:
+            now = time.monotonic()
+            if now >= at:
                 self._look(now)
                 if now >= self._nursery.refill_at:
                     self._nursery.refill()
@@ -109,9 +112,9 @@ class Supervisor:
         if not data:
             self._running = False
         for order in self._decoder.feed(data):
-            kind, number, worker_number, count, limit_s = wire.ORDER.unpack_from(order)
+            kind, worker_number, count, limit_s, number = wire.ORDER.unpack_from(order)
             if kind == ASK:
-                frame = wire.frame(wire.NUMBER.pack(number), order[wire.ORDER.size :])
+                frame = wire.frame(order[wire.ORDER.size - wire.NUMBER.size :])
                 self._ask(worker_number, Batch(number, count, limit_s, frame, time.monotonic()))
             elif kind == SPAWN:
                 worker = self._nursery.claim(number, order[wire.ORDER.size :].decode())
@@ -147,9 +150,11 @@ class Supervisor:
         self._tell(READY, 0, 0, 0, 0.0, wire.dumps([status, detail]))
 
     def _write_trainer(self) -> None:
-        with contextlib.suppress(BlockingIOError, ConnectionError):  # the end is seen when reading
+        try:
             while self._outbox:
                 del self._outbox[: self._trainer.send(self._outbox)]
+        except (BlockingIOError, ConnectionError):  # the end is seen when reading
+            pass
         if self._blocked != bool(self._outbox):
             self._blocked = bool(self._outbox)
             self._poll.modify(self._trainer.fileno(), _wanted(self._blocked))

@@ -23,7 +23,9 @@ MAX_REPLY_BYTES = MAX_FRAME_BYTES - 64  # of a worker: the supervisor puts a lon
 MAX_DEPTH = 3  # containers in one another; a list in an answer in its list
 ASK, SPAWN, KILL = range(3)  # kinds of order; a spawn's batch is the replica
 ANSWERS, FAULT, IDLE, WORN, READY, MEMORY = range(6)  # kinds of notice
-ORDER = struct.Struct("<BIIHd")  # kind, batch, worker, number of requests, limit in seconds of each
+# Kind, worker, number of requests, limit in seconds of each, batch: a request's frame for its worker
+# is what follows the head but for the batch.
+ORDER = struct.Struct("<BIHdI")
 NUMBER = struct.Struct("<I")  # batch
 REPLY = struct.Struct("<IH")  # batch, number of answers
 NOTICE = struct.Struct("<BIIHd")  # kind, batch, worker, count or index, seconds since the order
@@ -85,11 +87,18 @@ class Decoder:
         return bool(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield what the frames that `data` completes hold.
+        """What the frames that `data` completes hold.
 
         Raises:
-            WireError: a frame is too large; those before it have been yielded.
+            WireError: when it comes to a frame that is too large.
         """
+        if not self._buffer and len(data) >= _SIZE.size:  # as a rule it is one whole frame
+            (size,) = _SIZE.unpack_from(data)
+            if size + _SIZE.size == len(data) and size <= self._max_bytes:
+                return iter((data[_SIZE.size :],))
+        return self._cut(data)
+
+    def _cut(self, data: bytes) -> Iterator[bytes]:
         kept = self._buffer
         if kept:
             kept += data
@@ -116,7 +125,7 @@ def _refuse(constant: str) -> None:
     raise WireError(f"{constant} in a frame")
 
 
-_parse = json.JSONDecoder(parse_constant=_refuse).decode
+_parse = json.JSONDecoder(parse_constant=_refuse).raw_decode
 
 
 def loads(body: bytes) -> Any:
@@ -126,9 +135,13 @@ def loads(body: bytes) -> Any:
         WireError: it is not, or it is too deep to be read.
     """
     try:
-        return _parse(body.decode("utf-8"))
+        text = body.decode("utf-8")
+        value, end = _parse(text)
     except (ValueError, RecursionError) as error:
         raise WireError(f"a frame is not JSON: {type(error).__name__}") from error
+    if end != len(text):
+        raise WireError("a frame is not JSON: something follows it")
+    return value
 
 
 def _shallow(value: Any, room: int) -> bool:

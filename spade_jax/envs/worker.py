@@ -7,7 +7,6 @@ supervisor and the pool. The checks made here only give an honest program's mist
 A program's `close()` is never called.
 """
 
-import contextlib
 import re
 import select
 import socket
@@ -131,13 +130,14 @@ def _work(
     answers: list[tuple[str, Any]] = []
     operations: list[str] = []
     clocks: list[float] = []
-    clock = time.process_time()
-    sent = time.monotonic()
+    clock = held_since = 0.0  # the supervisor has a clock of its own for the first request
     for index, (operation, *arguments) in enumerate(requests):
         now = time.monotonic()
-        if answers and now - sent > _HELD_S:
+        if not answers:
+            held_since = now
+        elif now - held_since > _HELD_S:
             _send(connection, batch, answers, operations, clocks)
-            answers, operations, clocks, sent = [], [], [], now
+            answers, operations, clocks, held_since = [], [], [], now
         wire.PROGRESS.pack_into(progress, 0, now, clock, batch, index)  # the index last
         try:
             answer = "ok", getattr(host, operation)(*arguments)
@@ -160,10 +160,14 @@ def _send(
     clocks: list[float],
 ) -> None:
     """Send answers in one frame, or one by one if they are not all small and plain."""
-    if all(_plain(value) for _, value in answers):
-        with contextlib.suppress(ValueError, MemoryError, wire.WireError):
+    if all(map(_plain, answers)):
+        try:
             body = wire.dumps_shallow(answers)
-            connection.sendall(wire.frame(_head(batch, clocks), body, wire.MAX_REPLY_BYTES))
+            frame = wire.frame(_head(batch, clocks), body, wire.MAX_REPLY_BYTES)
+        except (ValueError, MemoryError, wire.WireError):
+            pass
+        else:
+            connection.sendall(frame)
             return
     for (status, value), operation, clock in zip(answers, operations, clocks, strict=True):
         head = _head(batch, [clock])
@@ -180,8 +184,9 @@ def _head(batch: int, clocks: list[float]) -> bytes:
     return wire.REPLY.pack(batch, len(clocks)) + struct.pack(f"<{len(clocks)}d", *clocks)
 
 
-def _plain(value: Any) -> bool:
-    """Whether a value is a scalar, or a list of nothing else."""
+def _plain(answer: tuple[str, Any]) -> bool:
+    """Whether the value of an answer is a scalar, or a list of nothing else."""
+    value = answer[1]
     return type(value) in _SCALARS or (
         type(value) is list and _SCALARS.issuperset(map(type, value))
     )
