@@ -24,7 +24,7 @@ from spade_jax.envs import limits, tier, wire
 
 REPLICAS = 2  # zygotes: replay in the other one shows what depends on addresses or on hashes
 BIRTH_S = 60.0  # a fork or a reaping that takes longer means that the zygote is stuck
-_REFILL_S = 0.02  # after a spare is taken: its program's loading comes first
+_REFILL_S = 0.02  # after a spare is taken or one retires: loading a program comes first
 _CHUNK = 1 << 16  # the longest word of a zygote is what its probe found
 _NEVER = float("inf")
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -130,6 +130,7 @@ class Nursery:
         self._on_reaped = on_reaped
         self._on_lost = on_lost
         self._last_birth = 0
+        self._retired: list[Worker] = []  # to be ended with the next refill
         self._unborn: dict[int, Worker] = {}  # asked for and not yet forked, by birth
         self._told_ready = False
         self.zygotes = [self._start(replica, "") for replica in range(REPLICAS)]
@@ -149,8 +150,12 @@ class Nursery:
         return zygote.spares.pop(0) if zygote.spares else self._fork(zygote)
 
     def refill(self) -> None:
-        """Have each zygote that lacks a spare fork one; the next follows when it is born."""
+        """End those that retired, and have each zygote that lacks a spare fork one; the next follows
+        when it is born."""
         self.refill_at = _NEVER
+        for worker in self._retired:
+            self.drop(worker)
+        self._retired.clear()
         for zygote in self.zygotes:
             born = all(spare.confined for spare in zygote.spares)
             if zygote.sandbox and born and len(zygote.spares) < self._num_spares:
@@ -160,6 +165,13 @@ class Nursery:
         """A worker is ready for its program; if it stays a spare, the next may be born."""
         if worker.number == 0:
             self.refill_at = time.monotonic()
+
+    def retire(self, worker: Worker) -> None:
+        """End a worker that has nothing to do, a little later: as a rule it makes room for another,
+        and ending it now would take processors from that one's loading."""
+        self._unwatch(worker.channel)
+        self._retired.append(worker)
+        self.refill_at = min(self.refill_at, time.monotonic() + _REFILL_S)
 
     def drop(self, worker: Worker) -> None:
         """Forget a worker that is done with; end it, unless that was asked for already."""
@@ -287,7 +299,9 @@ class Nursery:
                 f"a zygote ended with code {zygote.process.returncode} while starting"
             )
         self._unborn = {b: w for b, w in self._unborn.items() if w.zygote is not zygote}
-        for spare in list(zygote.spares):
-            spare.dying = True  # nobody is left to ask
-            self.drop(spare)
+        retired = [worker for worker in self._retired if worker.zygote is zygote]
+        self._retired = [worker for worker in self._retired if worker.zygote is not zygote]
+        for worker in [*zygote.spares, *retired]:
+            worker.dying = True  # nobody is left to ask
+            self.drop(worker)
         self._on_lost(zygote)

@@ -121,7 +121,11 @@ class Supervisor:
                 worker.number = worker_number
                 self._workers[worker_number] = worker
             elif worker := self._workers.get(worker_number):
-                self._bury(worker)
+                if worker.confined and not worker.dying and not worker.queue:
+                    del self._workers[worker_number]
+                    self._nursery.retire(worker)
+                else:
+                    self._bury(worker)
 
     def _ask(self, number: int, batch: Batch) -> None:
         worker = self._workers.get(number)
