@@ -150,8 +150,8 @@ class Nursery:
         return zygote.spares.pop(0) if zygote.spares else self._fork(zygote)
 
     def refill(self) -> None:
-        """End those that retired, and have each zygote that lacks a spare fork one; the next follows
-        when it is born."""
+        """End those that retired; have each zygote that lacks a spare fork one, and the next when
+        that is born."""
         self.refill_at = _NEVER
         for worker in self._retired:
             self.drop(worker)

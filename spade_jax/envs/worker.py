@@ -7,6 +7,7 @@ supervisor and the pool. The checks made here only give an honest program's mist
 A program's `close()` is never called.
 """
 
+import gc
 import re
 import select
 import socket
@@ -137,7 +138,7 @@ def serve(channel: int, progress: Any) -> None:
             requests = wire.loads(body[wire.NUMBER.size :])
             try:
                 _work(host, connection.sendall, progress, batch, requests)
-            except Exception:  # the program has changed what this side needs, such as isinstance
+            except Exception:  # the program has changed what this side needs, such as `all`
                 if requests[1:]:  # no telling whose doing it is until they are asked one by one
                     wire.PROGRESS.pack_into(progress, 0, 0.0, 0.0, 0, 0)
                     raise
@@ -154,6 +155,7 @@ def _rehearse() -> None:
     requests = [["load", _REHEARSAL], ["open", 0, 0], ["step", 0, "1"], ["solution", 0]]
     _work(Host(), len, bytearray(wire.PROGRESS.size), 0, wire.loads(wire.dumps(requests)))
     del sys.modules[MODULE]
+    gc.collect()  # no class of it is to be found; what the zygote froze is not looked at
 
 
 def _work(

@@ -34,7 +34,7 @@ class MixedEnv:
             os.write(10, b"x" * 100)
         if word == "break":
             import builtins
-            builtins.isinstance = lambda *_: True
+            builtins.all = None
         if word == "lie":  # on the page of progress, for ever
             progress = sys._getframe(1).f_back.f_locals["progress"]
             while True:
