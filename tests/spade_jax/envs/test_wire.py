@@ -40,6 +40,8 @@ def test_what_is_not_finite_json_is_not_encoded(value: object):
         b"",
         b"[1",
         b"[1] x",
+        b"[1] ",
+        b" [1]",
         b"\xff",
         b"[" * 100_000,
         b"1" * 5000,
