@@ -291,6 +291,7 @@ async def soak(num_episodes: int) -> dict[str, float]:
             wrong += sum(await asyncio.gather(*(episode(pool, i) for i in range(first, last))))
             if first < 6400:  # warm
                 size = memory_bytes(supervisor(), "Rss")
+        await asyncio.sleep(0.5)  # workers that made room end a little later
         grown = memory_bytes(supervisor(), "Rss") - size
         num_processes = len(below(supervisor())) - 2 - 16 - 4
         ours = [supervisor(), *below(supervisor())]
