@@ -20,8 +20,8 @@ Gates, in order; the first that refuses names the verdict:
     random       drawing actions from the words on show wins on few of the probe seeds
 A gate that cannot run refuses. A refusal by `infrastructure` is not the program's doing: nobody
 earns or pays for it. Environments that were not generated here have no solution to ask for and
-pass the gates of `PUBLIC` alone (`admit_public`); the others are reported as not applicable. Hints
-have gates of their own (`hint_gates`). Whether a program is interesting or too hard is not judged
+pass the gates of `PUBLIC` alone (`admit_public`), and `criteria` if they have messages; the others
+are reported as not applicable. Hints have gates of their own (`hint_gates`). Whether a program is interesting or too hard is not judged
 here.
 """
 
@@ -159,6 +159,7 @@ async def admit_public(
     )
     try:
         await _load(trial)
+        await _imported_criteria(trial)
         probes = await _contract(trial)
         if deterministic:
             await _determinism(trial, probes, {})
@@ -193,6 +194,20 @@ async def _criteria(trial: Trial, tree: ast.Module) -> None:
     fault = await tool_gate.check_criteria(trial.pool, trial.program, trial.solution_seeds)
     demand(Gate.CRITERIA, fault)
     trial.passed(Gate.CRITERIA)
+
+
+async def _imported_criteria(trial: Trial) -> None:
+    try:
+        tree = screen.parse(trial.program, methods=())
+    except Refused:  # what this Python cannot read, it could not load either
+        return
+    if tool_gate.is_tool_program(tree, "ToolUseBaseEnv"):
+        seeds = trial.solution_seeds
+        demand(
+            Gate.CRITERIA,
+            await tool_gate.check_imported(trial.pool, trial.program, tree, seeds),
+        )
+        trial.passed(Gate.CRITERIA)
 
 
 async def _contract(trial: Trial) -> dict[int, list[Play]]:

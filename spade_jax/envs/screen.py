@@ -3,7 +3,7 @@ it imports."""
 
 import ast
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from spade_jax.envs import api, tool_gate
 from spade_jax.envs.limits import ALLOWED_IMPORTS
@@ -14,8 +14,8 @@ _METHODS = frozenset({"reset", "step", "solution"})
 _CLOCKS = frozenset({"now", "today", "utcnow"})  # of `datetime`, the one allowed way to the time
 
 
-def parse(program: str) -> ast.Module:
-    """The gate `parse`."""
+def parse(program: str, methods: Collection[str] = _METHODS) -> ast.Module:
+    """The gate `parse`; `methods` are those that the class must have."""
     if problem := api.program_problem(program):
         raise Refused(Gate.PARSE, problem)
     try:
@@ -27,7 +27,7 @@ def parse(program: str) -> ast.Module:
     name = next((name for name in reversed(classes) if name.endswith("Env")), None)
     if name is None:
         raise Refused(Gate.PARSE, "the program defines no class whose name ends in Env")
-    if missing := sorted(_METHODS - _methods(name, classes)):
+    if missing := sorted(set(methods) - _methods(name, classes)):
         raise Refused(Gate.PARSE, f"{name} has no {', '.join(missing)}")
     return tree
 
