@@ -49,8 +49,9 @@ def play(code, seed, actions):
     said, operation = [], "open"
     try:
         exec(code, module.__dict__)
-        made = [v for v in module.__dict__.values() if isinstance(v, type)]
-        env = [v for v in made if v.__module__ == "environment" and v.__name__.endswith("Env")][-1]()
+        made = [value for value in module.__dict__.values() if isinstance(value, type)]
+        own = [each for each in made if each.__module__ == "environment"]
+        env = [each for each in own if each.__name__.endswith("Env")][-1]()
         result = env.reset(seed)
         said.append(result[0] if isinstance(result, tuple) else result)
         operation = "step"
@@ -199,7 +200,7 @@ def main() -> None:
     print(
         f"{len(plays)} episodes in {time.perf_counter() - start:.0f} s, "
         f"{sum(not each.ended for each in plays)} of which their script ran out; "
-        f"faults {({str(outcome): count for outcome, count in faults.items()})}"
+        f"faults { ({str(outcome): count for outcome, count in faults.items()}) }"
     )
     goals = [
         ("ordinary_programs", len(programs), GOAL, len(programs) >= GOAL),

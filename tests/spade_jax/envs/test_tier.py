@@ -105,8 +105,8 @@ ORDINARY = (
     "import warnings, traceback; warnings.warn('x'); traceback.format_exception(KeyError('x'))",
     "import numpy as np; np.random.default_rng(1).choice(3); np.random.seed(1); np.random.rand(2)",
     "import numpy as np; np.linalg.svd(np.eye(2)); np.linalg.lstsq(np.eye(2), np.ones(2))",
-    "import numpy as np; np.fft.rfft(np.ones(4)); np.polyfit([1, 2, 3], [1, 2, 3], 1); str(np.eye(2))",
-    "import numpy as np; np.ma.array([1]); np.char.add('a', 'b'); np.typing.NDArray; np.cov([[1, 2]])",
+    "import numpy as np; np.fft.rfft(np.ones(4)); np.polyfit([1, 2, 3], [1, 2, 3], 1); str(np.pi)",
+    "import numpy as np; np.ma.array([1]); np.char.add('a', 'b'); np.typing.NDArray",
 )
 TRYING = """
 class TryingEnv:
