@@ -12,7 +12,8 @@ Gates, in order; the first that refuses names the verdict:
                  whose addresses, hashes, process id and time are others
     variety      the seeds have several different solutions, and what wins on one seldom wins on
                  the others
-    solution     what `solution()` returns wins on every seed, on an instance never asked for it
+    solution     what `solution()` returns can be said and wins on every seed, on an instance never
+                 asked for it
     outcomes     not every play is won
     feedback     what is shown before the end depends on what was done, beyond repeating it, and on
                  the instance
@@ -285,6 +286,12 @@ def _solutions(trial: Trial, solved: Mapping[int, Solved | Fault]) -> dict[int, 
     trial.passed(Gate.VARIETY)
     trial.measures["num_solution_seeds"] = sum(each.play.won for each in found.values())
     for seed, (actions, play) in found.items():
+        if (unsaid := next((each for each in actions if not _sayable(each)), None)) is not None:
+            raise Refused(
+                Gate.SOLUTION,
+                f"seed {seed}: no player can say {unsaid[:60]!r}; an action has balanced braces "
+                "and no space at its ends",
+            )
         if not play.won:
             reward = f"reward {play.replies[-1].reward:g}" if play.replies else "no reply"
             raise Refused(
@@ -294,6 +301,16 @@ def _solutions(trial: Trial, solved: Mapping[int, Solved | Fault]) -> dict[int, 
             )
     trial.passed(Gate.SOLUTION)
     return found
+
+
+def _sayable(action: str) -> bool:
+    """Whether `\\boxed{...}` can hold an action: it is read to its closing brace, and stripped."""
+    depth = 0
+    for character in action:
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth < 0:
+            return False
+    return depth == 0 and action == action.strip()
 
 
 def _unlike(strangers: Sequence[Sequence[Play | Fault]]) -> None:

@@ -27,7 +27,7 @@ _MAX_TEXT = 1 << 18  # longer observations are refused before they are encoded
 _MAX_DETAIL = 200
 _HELD_S = 0.001  # answers wait at most so long, and the request after them, to be sent together
 _SCALARS = frozenset({str, int, float, bool, type(None)})
-_BUILTINS = vars(builtins)
+_BUILTINS = builtins.__dict__
 _SOUND = dict(_BUILTINS)
 _ADDRESS = re.compile("0x[0-9a-f]+")  # differs between processes, as the text of an error may not
 

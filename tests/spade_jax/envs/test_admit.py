@@ -257,6 +257,20 @@ REFUSED = {
         .replace("in self.code]", "in [*self.code, self.name]]"),
         "have 1 different",
     ),
+    "a space that is never said": (
+        "solution",
+        changed(
+            "number = int(action)", "number = int(action) if action[-1:] == ' ' else 0"
+        ).replace("return [str(number) for", "return [f'{number} ' for"),
+        "no player can say",
+    ),
+    "a brace that is never said": (
+        "solution",
+        changed("number = int(action)", "number = int(action.strip('{'))").replace(
+            "return [str(number) for", "return ['{' + str(number) for"
+        ),
+        "no player can say",
+    ),
     "solution raises": ("solution", changed("return [str(", "return [missing("), "NameError"),
     "solution type": (
         "solution",
@@ -448,6 +462,19 @@ def test_the_first_gate_that_fails_is_named(shared, name: str):
     assert (found.admitted, found.gate) == (False, gate), found
     assert word in found.reason
     assert 0 < len(found.reason) < 400
+
+
+@pytest.mark.parametrize(
+    ("reward", "gate"),
+    [("1.0, True", "no_op"), ("5.0, False", "no_op"), ("float('nan'), False", "no_op")],
+)
+def test_what_happens_after_the_unhelpful_actions_is_seen(shared, reward: str, gate: str):
+    late = changed(
+        "self.turn += 1",
+        f"self.turn += 1\n        if self.turn == 26: return 'Oh.', {reward}, False, {{}}",
+    )
+    found = verdict(shared, late.replace(">= 30", ">= 90"), max_turns=40)
+    assert (found.admitted, found.gate) == (False, gate), found
 
 
 @pytest.mark.parametrize(
