@@ -8,7 +8,7 @@ a task, if a poor one.
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 LONG = 3  # words from which an answer is not in a text by chance
 _FIXED_FRAC = 0.5  # share of the instances that a short answer may stand at one place in
@@ -123,9 +123,10 @@ def _at_their_places(
     if len({len(answer) for answer in answers.values()}) != 1:
         return 0, ""
     told, places = set(answers), []
+    starts = {seed: _starts(texts[seed]) for seed in answers}
     for column in range(len(next(iter(answers.values())))):
         at = {
-            seed: dict.fromkeys(_places(texts[seed], answer[column : column + 1]))
+            seed: dict.fromkeys(_described(texts[seed], 1, starts[seed].get(answer[column], ())))
             for seed, answer in answers.items()
         }
         counts = Counter(place for found in at.values() for place in found)
@@ -156,6 +157,19 @@ def _places(text: Sequence[str], answer: Sequence[str]) -> Iterator[str]:
     """Every description of a place at which the answer stands in the text."""
     size = len(answer)
     starts = (s for s in range(len(text) - size + 1) if text[s : s + size] == list(answer))
+    return _described(text, size, starts)
+
+
+def _starts(text: Sequence[str]) -> dict[str, list[int]]:
+    """Where each word of a text stands."""
+    found: dict[str, list[int]] = {}
+    for start, word in enumerate(text):
+        found.setdefault(word, []).append(start)
+    return found
+
+
+def _described(text: Sequence[str], size: int, starts: Iterable[int]) -> Iterator[str]:
+    """The places in words."""
     for start in itertools.islice(starts, _MAX_PLACES):
         yield f"as word {start + 1}"
         yield f"as word {len(text) - start - size + 1} from the end"
