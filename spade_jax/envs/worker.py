@@ -28,7 +28,7 @@ _MAX_DETAIL = 200
 _HELD_S = 0.001  # answers wait at most so long, and the request after them, to be sent together
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _BUILTINS = builtins.__dict__
-_SOUND = dict(_BUILTINS)
+_SOUND: dict[str, Any] = {}  # as they are before the program, packages included
 _ADDRESS = re.compile("0x[0-9a-f]+")  # differs between processes, as the text of an error may not
 
 
@@ -106,6 +106,7 @@ def serve(channel: int, progress: Any) -> None:
     known without a message per request.
     """
     sys.modules.update(PROGRAM_MODULES)
+    _SOUND.update(_BUILTINS)
     host = Host()
     connection = socket.socket(fileno=channel)
     decoder = wire.Decoder()
