@@ -10,42 +10,41 @@ Gates, in order; the first that refuses names the verdict:
     schema       what these return keeps the contract: types, rewards from -1 to 1
     determinism  same seed and actions: same replies and solution in a worker of another zygote,
                  whose addresses, hashes, process id and time are others
-    variety      the seeds have several different solutions
-    solution     what `solution()` returns wins on every seed, on an instance never asked for it
+    variety      the seeds have several different solutions, and what wins on one seldom wins on
+                 the others
+    solution     what `solution()` returns can be said and wins on every seed, on an instance never
+                 asked for it
     outcomes     not every play is won
-    feedback     what is shown depends on what was done, beyond repeating it
-    leak         the first observation does not tell the answer
+    feedback     what is shown before the end depends on what was done, beyond repeating it, and on
+                 the instance
+    leak         the first observation does not tell the answer, nor do replies to anything
     no_op        doing nothing wins on few of the probe seeds
-    constant     repeating one action wins on few of the probe seeds
+    constant     repeating one action, or what the program's text holds, wins on few of the probe
+                 seeds
     random       drawing actions from the words on show wins on few of the probe seeds
 A gate that cannot run refuses. A refusal by `infrastructure` is not the program's doing: nobody
 earns or pays for it. Environments that were not generated here have no solution to ask for and
-pass the gates of `PUBLIC` alone (`admit_public`); the others are reported as not applicable. Hints
-have gates of their own (`hint_gates`). Whether a program is interesting or too hard is not judged
-here.
+pass the gates of `PUBLIC` alone (`admit_public`), and `criteria` if they have messages; the others
+are reported as not applicable. Hints have gates of their own (`hint_gates`). Whether a program is
+interesting or too hard is not judged here.
 """
 
 import ast
 import asyncio
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from spade_jax.envs import leaks, screen, tool_gate
+from spade_jax.envs import leaks, screen, thoughtless, tool_gate
 from spade_jax.envs.pool import Pool
 from spade_jax.envs.similarity import near_duplicate
 from spade_jax.envs.trial import (
-    GENERIC,
     Play,
     Refused,
     Solved,
     Trial,
     demand,
-    limit,
-    repeat,
     replay,
     solve,
-    wander,
-    win_frac,
 )
 from spade_jax.types import Fault, Gate, GateResult, Outcome, Verdict
 
@@ -84,9 +83,9 @@ _UNHELPFUL = (
     "ünïcode ☃",
     "a b c\nd",
     "[1, 2]",
-    "z" * 300,
+    "z" * 5000,
 )
-_NO_OPS = ("", "wait")
+_SAME_FRAC = 0.5  # of plays with another seed's solution that may win
 _MIN_SOLUTIONS = 4  # different ones among all seeds, or one for three seeds where these are few
 
 
@@ -131,10 +130,12 @@ async def admit(
         solved = await _solve(trial)
         await _determinism(trial, probes, solved)
         plays = _solutions(trial, solved)
-        _observations(trial, probes, plays)
-        await _no_op(trial)
-        await _constant(trial, plays)
-        await _random(trial, plays)
+        strangers = await thoughtless.strangers(trial, plays)
+        _observations(trial, probes, plays, strangers)
+        await thoughtless.no_op(trial)
+        await thoughtless.constant(trial, plays, screen.literals(tree))
+        _unlike(strangers)
+        await thoughtless.random(trial, plays)
     except Refused as refusal:
         return trial.verdict(refusal)
     return trial.verdict(None)
@@ -159,6 +160,7 @@ async def admit_public(
     )
     try:
         await _load(trial)
+        await _imported_criteria(trial)
         probes = await _contract(trial)
         if deterministic:
             await _determinism(trial, probes, {})
@@ -193,6 +195,20 @@ async def _criteria(trial: Trial, tree: ast.Module) -> None:
     fault = await tool_gate.check_criteria(trial.pool, trial.program, trial.solution_seeds)
     demand(Gate.CRITERIA, fault)
     trial.passed(Gate.CRITERIA)
+
+
+async def _imported_criteria(trial: Trial) -> None:
+    try:
+        tree = screen.parse(trial.program, methods=())
+    except Refused:  # what this Python cannot read, it could not load either
+        return
+    if tool_gate.is_tool_program(tree, "ToolUseBaseEnv"):
+        seeds = trial.solution_seeds
+        demand(
+            Gate.CRITERIA,
+            await tool_gate.check_imported(trial.pool, trial.program, tree, seeds),
+        )
+        trial.passed(Gate.CRITERIA)
 
 
 async def _contract(trial: Trial) -> dict[int, list[Play]]:
@@ -258,7 +274,7 @@ async def _determinism(
 def _solutions(trial: Trial, solved: Mapping[int, Solved | Fault]) -> dict[int, Solved]:
     """The gates `variety` and `solution`."""
     found: dict[int, Solved] = {s: demand(Gate.SOLUTION, value) for s, value in solved.items()}
-    different = len({tuple(each.solution) for each in found.values()})
+    different = len({tuple(each.played) for each in found.values()})
     wanted = max(2, min(_MIN_SOLUTIONS, len(found) // 3))
     trial.measures["num_instances"] = different
     if different < wanted:
@@ -270,6 +286,12 @@ def _solutions(trial: Trial, solved: Mapping[int, Solved | Fault]) -> dict[int, 
     trial.passed(Gate.VARIETY)
     trial.measures["num_solution_seeds"] = sum(each.play.won for each in found.values())
     for seed, (actions, play) in found.items():
+        if (unsaid := next((each for each in actions if not _sayable(each)), None)) is not None:
+            raise Refused(
+                Gate.SOLUTION,
+                f"seed {seed}: no player can say {unsaid[:60]!r}; an action has balanced braces "
+                "and no space at its ends",
+            )
         if not play.won:
             reward = f"reward {play.replies[-1].reward:g}" if play.replies else "no reply"
             raise Refused(
@@ -281,12 +303,37 @@ def _solutions(trial: Trial, solved: Mapping[int, Solved | Fault]) -> dict[int, 
     return found
 
 
+def _sayable(action: str) -> bool:
+    """Whether `\\boxed{...}` can hold an action: it is read to its closing brace, and stripped."""
+    depth = 0
+    for character in action:
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        if depth < 0:
+            return False
+    return depth == 0 and action == action.strip()
+
+
+def _unlike(strangers: Sequence[Sequence[Play | Fault]]) -> None:
+    """The rest of the gate `variety`: instances that differ in name only are one. It is seen last,
+    since what anything wins has a gate of its own."""
+    frac = thoughtless.win_frac(Gate.VARIETY, [play for plays in strangers for play in plays])
+    if frac > _SAME_FRAC:
+        raise Refused(
+            Gate.VARIETY, f"what wins on one seed wins on {frac:.0%} of the others; vary the answer"
+        )
+
+
 def _observations(
-    trial: Trial, probes: Mapping[int, list[Play]], solved: Mapping[int, Solved]
+    trial: Trial,
+    probes: Mapping[int, list[Play]],
+    solved: Mapping[int, Solved],
+    strangers: Sequence[Sequence[Play | Fault]],
 ) -> None:
     """The gates `outcomes`, `feedback` and `leak`, on plays that are known by now."""
-    firsts = [plays[0] for plays in probes.values()]
-    if all(play.won and len(play.replies) <= trial.max_turns for play in firsts):
+    if all(
+        any(play.won and len(play.replies) <= trial.max_turns for play in plays)
+        for plays in probes.values()
+    ):
         raise Refused(
             Gate.OUTCOMES, "senseless actions win on every seed; let plays be lost as well"
         )
@@ -294,23 +341,47 @@ def _observations(
     if not any(_acted_on(solved[seed], plays[0]) for seed, plays in probes.items()):
         raise Refused(
             Gate.FEEDBACK,
-            "the observations after good and after senseless actions are the same; "
-            "tell what an action did",
+            "the observations after good and after senseless actions are the same, but for the "
+            "end; tell what an action did",
+        )
+    if all(
+        len({_said(play) for play in plays if isinstance(play, Play)}) == 1 for plays in strangers
+    ):
+        raise Refused(
+            Gate.FEEDBACK,
+            "the same actions show the same on every seed, though other actions win; let what is "
+            "shown depend on the instance",
         )
     trial.passed(Gate.FEEDBACK)
-    shown = {seed: each.play.observation for seed, each in solved.items()}
-    frac, how = leaks.told_frac(shown, {seed: each.solution for seed, each in solved.items()})
+    _leak(trial, probes, solved)
+    trial.passed(Gate.LEAK)
+
+
+def _leak(trial: Trial, probes: Mapping[int, list[Play]], solved: Mapping[int, Solved]) -> None:
+    """What the first observation tells, and each answer to a senseless action: these few are held
+    against it if they tell on every seed."""
+    answers = {seed: each.played for seed, each in solved.items()}
+    frac, how = leaks.told_frac({s: each.play.observation for s, each in solved.items()}, answers)
     trial.measures["leak_frac"] = frac
     if frac > trial.max_win_frac:
         raise Refused(
             Gate.LEAK, f"the first observation tells the answer on {frac:.0%} of the seeds, {how}"
         )
-    trial.passed(Gate.LEAK)
+    probed = {seed: answers[seed] for seed in probes}
+    turns = [plays[0].open_replies for plays in probes.values()]
+    if len({tuple(answer) for answer in probed.values()}) < len(probed):
+        return
+    for replies in zip(*turns, strict=False):
+        shown = {seed: reply.observation for seed, reply in zip(probed, replies, strict=True)}
+        if leaks.told_frac(shown, probed)[0] == 1.0:
+            raise Refused(Gate.LEAK, f"senseless actions are told the answer: {replies[0]}"[:300])
 
 
 def _acted_on(solved: Solved, probe: Play) -> bool:
-    """Whether a turn of two plays of one instance shows different words, echoes left out."""
-    turns = zip(solved.solution, solved.play.replies, _UNHELPFUL, probe.replies, strict=False)
+    """Whether a turn of two plays of one instance shows different words, echoes left out. The end,
+    which says that it was won, counts only where a single action wins."""
+    good = solved.play.replies if len(solved.played) == 1 else solved.play.open_replies
+    turns = zip(solved.played, good, _UNHELPFUL, probe.replies, strict=False)
     for action, reply, other_action, other_reply in turns:
         echoed = {*leaks.words(action), *leaks.words(other_action)}
         mine, other = (
@@ -322,40 +393,6 @@ def _acted_on(solved: Solved, probe: Play) -> bool:
     return False
 
 
-async def _no_op(trial: Trial) -> None:
-    await _repeated(trial, Gate.NO_OP, _NO_OPS, trial.probe_seeds)
-
-
-async def _constant(trial: Trial, solved: Mapping[int, Solved]) -> None:
-    donor = next(iter(solved))
-    actions = dict.fromkeys((solved[donor].solution[0], solved[donor].solution[-1], *GENERIC))
-    seeds = [seed for seed in trial.probe_seeds if seed != donor]
-    await _repeated(trial, Gate.CONSTANT, actions, seeds)
-
-
-async def _repeated(trial: Trial, gate: Gate, actions: Iterable[str], seeds: Sequence[int]) -> None:
-    """Refuse a program in which repeating one of the actions wins on too many of the seeds."""
-    measure = "no_op_win_frac" if gate is Gate.NO_OP else "constant_win_frac"
-    worst_frac = -1.0
-    for action in actions:
-        plays = await asyncio.gather(*(repeat(trial, seed, [action]) for seed in seeds))
-        frac = win_frac(gate, plays)
-        worst_frac = max(worst_frac, frac)
-        trial.measures[measure] = worst_frac
-        limit(trial, gate, frac, f"repeating {action[:40]!r}")
-    trial.passed(gate)
-
-
-async def _random(trial: Trial, solved: Mapping[int, Solved]) -> None:
-    """Draws from the observations and from the solutions of other seeds."""
-    plays = await asyncio.gather(
-        *(
-            wander(
-                trial, seed, (a for s, each in solved.items() if s != seed for a in each.solution)
-            )
-            for seed in trial.probe_seeds
-        )
-    )
-    trial.measures["random_win_frac"] = win_frac(Gate.RANDOM, plays)
-    limit(trial, Gate.RANDOM, trial.measures["random_win_frac"], "drawing actions at random")
-    trial.passed(Gate.RANDOM)
+def _said(play: Play) -> tuple[str, ...]:
+    """What a play shows before it ends."""
+    return play.observation, *(reply.observation for reply in play.open_replies)

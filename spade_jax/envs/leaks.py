@@ -1,17 +1,20 @@
 """Whether a text tells the answer of an instance: a first observation, or a hint.
 
 Texts and answers are compared as words, without case and punctuation. What a player could work out
-is not judged here, and an answer in disguise (reversed, spelt, as a sum) is not found.
+is not judged here, and an answer that has to be decoded (reversed, as a sum) is not found: that is
+a task, if a poor one.
 """
 
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 LONG = 3  # words from which an answer is not in a text by chance
 _FIXED_FRAC = 0.5  # share of the instances that a short answer may stand at one place in
+_SPREAD_FRAC = 0.9  # and each word of a long one at a place of its own
 _BEFORE = 2  # words that make a place
+_GLUED = 6  # letters from which an answer is not between others by chance
 _MAX_PLACES = 100  # of an answer in one observation, which may be all made of it
 _WORD = re.compile(r"\w+")
 
@@ -57,35 +60,82 @@ def named(text: str, actions: Sequence[str]) -> list[str]:
 def told_frac(
     shown: Mapping[int, str], solutions: Mapping[int, Sequence[str]]
 ) -> tuple[float, str]:
-    """Share of the instances whose first observation tells the answer, and how it does.
+    """Share of the instances whose text tells the answer, and how it does.
 
-    The answer is the words of the solution that differ between instances. A long one is told where
-    it stands in the observation and not as often in those of other instances; a short one, which
-    may stand there as one option of many, where it stands at one and the same place (counted from
-    either end, or after the same words) in at least half of the instances.
+    The answer is the words of the solution that differ between instances. It is told where it
+    stands in the text, or its letters do with nothing but spaces and signs between them, and not as
+    often in those of other instances. A short one may stand there as one option of many, and is
+    told if it does at one and the same place (counted from either end, or after the same words) in
+    at least half of the instances; one with other words in between, if each of its words has such a
+    place in nearly all.
     """
     answers = _answers(solutions)
-    lines = {seed: _line(words(shown[seed])) for seed in answers}
+    texts = {seed: words(shown[seed]) for seed in answers}
+    lines = {seed: _line(text) for seed, text in texts.items()}
     long = {seed: _line(answer) for seed, answer in answers.items() if len(answer) >= LONG}
-    own = sum(answer in lines[seed] for seed, answer in long.items())
+    found = [(_beyond_chance(long, lines) / len(solutions), "word for word")]
+    glued = {seed: "".join(text) for seed, text in texts.items()}
+    hidden = {
+        seed: "".join(answer)
+        for seed, answer in answers.items()
+        if sum(map(len, answer)) >= _GLUED and _line(answer) not in lines[seed]
+    }
+    found.append((_beyond_chance(hidden, glued) / len(solutions), "letter for letter"))
+    for (count, how), least_frac in (
+        (_at_one_place(texts, answers), _FIXED_FRAC),
+        (_at_their_places(texts, answers), _SPREAD_FRAC),
+    ):
+        if count >= max(2, least_frac * len(solutions)):
+            found.append((count / len(solutions), how))
+    return max(found, key=lambda each: each[0])
+
+
+def _beyond_chance(answers: Mapping[int, str], texts: Mapping[int, str]) -> float:
+    """How many answers stand in the text of their own instance, less what stands in another's."""
+    own = sum(answer in texts[seed] for seed, answer in answers.items())
     others = sum(
-        answer in line
-        for seed, answer in long.items()
-        for name, line in lines.items()
+        answer in text
+        for seed, answer in answers.items()
+        for name, text in texts.items()
         if name != seed
     )
-    by_chance = others / max(1, len(lines) - 1)
-    frac, how = max(0.0, own - by_chance) / len(solutions), "word for word"
+    return max(0.0, own - others / max(1, len(texts) - 1))
+
+
+def _at_one_place(
+    texts: Mapping[int, Sequence[str]], answers: Mapping[int, list[str]]
+) -> tuple[int, str]:
+    """The place at which most of the short answers stand, and how many do."""
     places = Counter(
         place
         for seed, answer in answers.items()
         if len(answer) < LONG
-        for place in dict.fromkeys(_places(lines[seed].split(), answer))
+        for place in dict.fromkeys(_places(texts[seed], answer))
     )
-    for place, count in places.most_common(1):
-        if count >= max(2, _FIXED_FRAC * len(solutions)) and count / len(solutions) > frac:
-            frac, how = count / len(solutions), place
-    return frac, how
+    return next(((count, place) for place, count in places.most_common(1)), (0, ""))
+
+
+def _at_their_places(
+    texts: Mapping[int, Sequence[str]], answers: Mapping[int, list[str]]
+) -> tuple[int, str]:
+    """In how many instances each word of a long answer stands at a place of its own, the same in
+    all of them; and the first word's."""
+    if len({len(answer) for answer in answers.values()}) != 1:
+        return 0, ""
+    told, places = set(answers), []
+    starts = {seed: _starts(texts[seed]) for seed in answers}
+    for column in range(len(next(iter(answers.values())))):
+        at = {
+            seed: dict.fromkeys(_described(texts[seed], 1, starts[seed].get(answer[column], ())))
+            for seed, answer in answers.items()
+        }
+        counts = Counter(place for found in at.values() for place in found)
+        place = max(counts, key=counts.__getitem__, default="")
+        told &= {seed for seed, found in at.items() if place in found}
+        places.append(place)
+    if len(set(places)) < len(places):
+        return 0, ""  # what to say again and again is left to be found
+    return len(told), f"its first word {places[0]}"
 
 
 def _answers(solutions: Mapping[int, Sequence[str]]) -> dict[int, list[str]]:
@@ -107,6 +157,19 @@ def _places(text: Sequence[str], answer: Sequence[str]) -> Iterator[str]:
     """Every description of a place at which the answer stands in the text."""
     size = len(answer)
     starts = (s for s in range(len(text) - size + 1) if text[s : s + size] == list(answer))
+    return _described(text, size, starts)
+
+
+def _starts(text: Sequence[str]) -> dict[str, list[int]]:
+    """Where each word of a text stands."""
+    found: dict[str, list[int]] = {}
+    for start, word in enumerate(text):
+        found.setdefault(word, []).append(start)
+    return found
+
+
+def _described(text: Sequence[str], size: int, starts: Iterable[int]) -> Iterator[str]:
+    """The places in words."""
     for start in itertools.islice(starts, _MAX_PLACES):
         yield f"as word {start + 1}"
         yield f"as word {len(text) - start - size + 1} from the end"

@@ -6,8 +6,9 @@ follows the same pattern with the words of another document is not: it asks for 
 two programs behave alike is not looked at.
 
 A program is the set of all runs of `SHINGLE` tokens; the similarity of two is the share of these
-that both have (Jaccard). Measured on the families of the library, each program against 39 of its
-own family with other words: at most 0.94, and 0.4 to 0.7 at the median.
+that both have (Jaccard), or what that would be if nothing had been added to the known one: a copy
+with anything else beside it is a copy. Measured on the families of the library, each program
+against 29 of its own family with other words: at most 0.94, and 0.4 to 0.7 at the median.
 """
 
 import ast
@@ -29,7 +30,7 @@ def near_duplicate(program: str, known: Mapping[str, str], threshold: float) -> 
         SyntaxError: a program does not parse.
     """
     mine = _shingles(program)
-    scored = ((_jaccard(mine, _shingles(other)), name) for name, other in known.items())
+    scored = ((_likeness(mine, _shingles(other)), name) for name, other in known.items())
     similarity, name = max(scored, key=lambda item: item[0], default=(0.0, ""))
     if not name or similarity < threshold:
         return similarity, ""
@@ -39,8 +40,9 @@ def near_duplicate(program: str, known: Mapping[str, str], threshold: float) -> 
     )
 
 
-def _jaccard(first: frozenset[int], second: frozenset[int]) -> float:
-    return len(first & second) / len(first | second)
+def _likeness(mine: frozenset[int], known: frozenset[int]) -> float:
+    shared = len(mine & known)
+    return shared / min(len(mine | known), 2 * len(known) - shared)
 
 
 @functools.lru_cache(maxsize=256)  # the memory is compared with again and again

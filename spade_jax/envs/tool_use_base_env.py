@@ -13,6 +13,7 @@ counts as a turn; no solution is shown at the last one, which nobody plays on fr
 
 import contextlib
 import functools
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from spade_jax.envs.tool_task import HOW, tool_list, tool_response
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 _TOLERANCE = 0.01
 _BAD_FORMAT_REWARD = -0.1
+_MAX_REASON = 200
 
 
 class ToolUseBaseEnv:
@@ -98,6 +100,13 @@ class ToolUseBaseEnv:
     def close(self) -> None:
         pass
 
+    def criteria_at_reset(self) -> str:
+        """Why each message is not open now, as a list in JSON; "" for one that is. A criterion is a
+        function of the state."""
+        criteria: Any = getattr(self, "_message_criteria", None) or ()
+        state = getattr(self, "_state", None)  # a program may not have called our constructor
+        return json.dumps([_why_not_open(criterion, state) for criterion in criteria])
+
     def _output(self, call: tool_calls.Call | Malformed) -> str:
         if isinstance(call, Malformed):
             return f"This is no call: {call.problem}"
@@ -126,6 +135,14 @@ class ToolUseBaseEnv:
         with contextlib.suppress(ValueError):
             return abs(_number(given) - _number(expected)) < _TOLERANCE
         return False
+
+
+def _why_not_open(criterion: Any, state: Any) -> str:
+    try:
+        met = bool(criterion(state))
+    except Exception as error:
+        return f"cannot be evaluated: {type(error).__name__}: {error}"[:_MAX_REASON]
+    return "is met at reset, before anything was done" if met else ""
 
 
 def _number(text: str) -> float:

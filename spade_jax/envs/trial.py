@@ -32,12 +32,27 @@ class Play(NamedTuple):
     def won(self) -> bool:
         return bool(self.replies) and api.is_win(self.replies[-1])
 
+    @property
+    def open_replies(self) -> tuple[Reply, ...]:
+        """The replies after which the episode goes on."""
+        last = self.replies[-1:]
+        return (
+            self.replies[:-1]
+            if last and (last[0].terminated or last[0].truncated)
+            else self.replies
+        )
+
 
 class Solved(NamedTuple):
     """What an instance says wins, and how that went on another one of the same seed."""
 
     solution: list[str]
     play: Play
+
+    @property
+    def played(self) -> list[str]:
+        """The actions that were played: what comes after the win is no part of the answer."""
+        return self.solution[: len(self.play.replies)]
 
 
 class Refused(Exception):

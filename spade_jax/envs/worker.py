@@ -7,6 +7,7 @@ supervisor and the pool. The checks made here only give an honest program's mist
 A program's `close()` is never called.
 """
 
+import builtins
 import gc
 import re
 import select
@@ -46,6 +47,8 @@ class RehearsalEnv:
         return [str(self.target)]
 """
 _SCALARS = frozenset({str, int, float, bool, type(None)})
+_BUILTINS = builtins.__dict__
+_SOUND: dict[str, Any] = {}  # as they are before the program, packages included
 _ADDRESS = re.compile("0x[0-9a-f]+")  # differs between processes, as the text of an error may not
 
 
@@ -123,6 +126,7 @@ def serve(channel: int, progress: Any) -> None:
     known without a message per request.
     """
     sys.modules.update(PROGRAM_MODULES)
+    _SOUND.update(_BUILTINS)
     host = Host()
     connection = socket.socket(fileno=channel)
     decoder = wire.Decoder()
@@ -142,6 +146,8 @@ def serve(channel: int, progress: Any) -> None:
                 if requests[1:]:  # no telling whose doing it is until they are asked one by one
                     wire.PROGRESS.pack_into(progress, 0, 0.0, 0.0, 0, 0)
                     raise
+                _BUILTINS.clear()
+                _BUILTINS.update(_SOUND)
                 broken = b'[["env_error","%b: it broke its worker"]]' % requests[0][0].encode()
                 connection.sendall(wire.frame(_head(batch, [time.process_time()]), broken))
 
@@ -198,6 +204,9 @@ def _send(
     clocks: list[float],
 ) -> None:
     """Send answers in one frame, or one by one if they are not all small and plain."""
+    # Not with other builtins: what one instance did to them would be in the answers of all.
+    if _BUILTINS != _SOUND:
+        raise RuntimeError("the builtins were changed")
     if all(map(_plain, answers)):
         try:
             body = wire.dumps_shallow(answers)

@@ -42,7 +42,7 @@ _ALSO_LOADED = (
     )),
     *(f"numpy.{name}" for name in (
         "char", "ctypeslib", "fft", "lib.stride_tricks", "linalg", "ma", "polynomial", "random",
-        "rec", "strings",
+        "rec", "strings", "typing",
     )),
 )  # fmt: skip
 

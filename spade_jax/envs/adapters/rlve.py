@@ -3,7 +3,8 @@
 Options: `attempts`, and `difficulty`, how often the problem's parameter controller is raised (0 by
 default). The package imports torch for nothing but its seed; a stand-in takes its place, so torch
 need not be installed. It runs generators in threads to time them; here they run in the worker's
-only thread and the pool's own deadline ends them.
+only thread and the pool's own deadline ends them. Its verifier turns whatever a scorer raises into
+the reward of a wrong answer; here the scorer itself is asked, and what it raises voids the episode.
 """
 
 import functools
@@ -43,7 +44,7 @@ class Adapter(AnswerEnv):
         return self._problem.prompt_generator()
 
     def score(self, answer: str) -> float:
-        return self._problem.verifier(f"{_MARKERS[0]}{answer}{_MARKERS[1]}")["reward"]
+        return self._problem.scorer(f"{_MARKERS[0]}{answer}{_MARKERS[1]}")
 
     def reference(self) -> str:
         reference = self._problem.parameter.get("reference_answer")

@@ -97,8 +97,9 @@ def test_the_same_admission_gives_the_same_verdict(shared):
 
 
 ALWAYS_SAME = changed("random.Random(seed)", "random.Random(7)")
-SLEEP = "from collections import _sys\nsleep = _sys.modules['time'].sleep\n"
-HIDDEN_CLOCK = "from collections import _sys\nclock = _sys.modules['time'].time_ns\n"
+TIME = "import collections\ntime = [collections][0]._sys.modules['time']\n"  # past the first gates
+SLEEP = TIME + "sleep = time.sleep\n"
+HIDDEN_CLOCK = TIME + "clock = time.time_ns\n"
 REFUSED = {
     "syntax": ("parse", "def f(:", "SyntaxError"),
     "null byte": ("parse", "x = '\0'", ""),
@@ -119,6 +120,23 @@ REFUSED = {
         "import datetime\n"
         + changed("random.Random(seed)", "random.Random(datetime.date.today().day)"),
         "reads the clock",
+    ),
+    "private": ("imports", "from random import _urandom\n" + GOOD, "_urandom is private"),
+    "surroundings": (
+        "imports",
+        changed("random.Random(seed)", "random.Random(random._os.environ.get('HOME', seed))"),
+        "random._os is private",
+    ),
+    "host's files": ("imports", "HOST = open('/etc/hostname').read()\n" + GOOD, "open()"),
+    "count in a library": (  # easy in the middle of an admission
+        "imports",
+        changed("self.turn = 0, 0", "self.turn = 0, 0\n        random.n = 1"),
+        "keep state in self",
+    ),
+    "told by a library": (
+        "imports",
+        changed("return [str(", "setattr(random, 'asked', True)\n        return [str("),
+        "setattr(random)",
     ),
     "body": ("load", GOOD + "\n1 / 0", "ZeroDivisionError"),
     "body hangs": ("load", GOOD + "\nwhile True: pass", "timeout"),
@@ -171,7 +189,7 @@ REFUSED = {
     "hash": ("determinism", changed("random.Random(seed)", "random.Random(hash(str(seed)))"), ""),
     "process id": (
         "determinism",
-        changed("random.Random(seed)", "random.Random(random._os.getpid())"),
+        changed("random.Random(seed)", "random.Random([random][0]._os.getpid())"),
         "",
     ),
     "system random": ("determinism", changed("random.Random(seed)", "random.SystemRandom()"), ""),
@@ -192,14 +210,14 @@ REFUSED = {
     ),
     "urandom": (
         "determinism",
-        changed("random.Random(seed)", "random.Random(random._urandom(8))"),
+        changed("random.Random(seed)", "random.Random([random][0]._urandom(8))"),
         "",
     ),
     "state in a library": (  # unlike its own globals and classes, shared by all instances
         "determinism",
         changed(
             "self.turn = 0, 0",
-            "self.turn = 0, 0\n        random.n = getattr(random, 'n', 0) + 1",
+            "self.turn = 0, 0\n        [random][0].n = getattr(random, 'n', 0) + 1",
         ).replace("Vault {", "Vault {random.n} {"),
         "",
     ),
@@ -220,6 +238,38 @@ REFUSED = {
         "variety",
         changed("[rng.randint(10, 99) for _ in range(3)]", "[11, 22, 33]"),
         "have 1 different",
+    ),
+    "instances that differ in name": (
+        "variety",
+        changed("[rng.randint(10, 99) for _ in range(3)]", "[11 * n + 40 for n in (1, 2, 3)]")
+        .replace("number = int(action)", "number = int(action.split()[0])")
+        .replace("except ValueError", "except (ValueError, IndexError)")
+        .replace("self.dial, self", "self.name, self.dial, self")
+        .replace("= 0, 0", "= seed, 0, 0")
+        .replace("[str(number) for", "[f'{number} of {self.name}' for"),
+        "100% of the others",
+    ),
+    "the same but for what follows": (
+        "variety",
+        changed("[rng.randint(10, 99) for _ in range(3)]", "[11, 22, 33]")
+        .replace("self.dial, self", "self.name, self.dial, self")
+        .replace("= 0, 0", "= seed, 0, 0")
+        .replace("in self.code]", "in [*self.code, self.name]]"),
+        "have 1 different",
+    ),
+    "a space that is never said": (
+        "solution",
+        changed(
+            "number = int(action)", "number = int(action) if action[-1:] == ' ' else 0"
+        ).replace("return [str(number) for", "return [f'{number} ' for"),
+        "no player can say",
+    ),
+    "a brace that is never said": (
+        "solution",
+        changed("number = int(action)", "number = int(action.strip('{'))").replace(
+            "return [str(number) for", "return ['{' + str(number) for"
+        ),
+        "no player can say",
     ),
     "solution raises": ("solution", changed("return [str(", "return [missing("), "NameError"),
     "solution type": (
@@ -289,6 +339,32 @@ REFUSED = {
         changed("self.turn += 1", "return f'{action}!', 1.0, True, False, {}"),
         "senseless actions win",
     ),
+    "reward for length": (
+        "outcomes",
+        changed("self.turn += 1", "if len(action) > 400: return 'Long!', 1.0, True, False, {}"),
+        "senseless actions win",
+    ),
+    "reward for patience": (
+        "outcomes",
+        changed(
+            "truncated = ", "if self.turn == 11: return 'Oh.', 1.0, True, False, {}\n        x = "
+        ).replace("truncated, {}", "False, {}"),
+        "senseless actions win",
+    ),
+    "counter": (
+        "feedback",
+        GOOD.replace('"That is no number."', "f'Turn {self.turn} .'")
+        .replace('f"{number} is too {word}."', "f'Turn  {self.turn}'")
+        .replace('f"Click. Now dial {self.dial + 1}."', "f'Turn {self.turn}!'"),
+        "but for the end",
+    ),
+    "nothing to go by": (  # the solution knows, and no player ever could
+        "feedback",
+        changed('f"{number} is too {word}."', '"Wrong."')
+        .replace("Vault {rng.randint(1, 10**6)}", "Vault")
+        .replace("randint(10, 99)", "randint(10**8, 10**9)"),
+        "depend on the instance",
+    ),
     "no feedback": (
         "feedback",
         GOOD.replace('"That is no number."', "'Hm.'")
@@ -309,6 +385,21 @@ REFUSED = {
         "leak",
         changed("dial 1 of 3.", "dial 1 of 3, not {self.code[0]}, {self.code[1]}, {self.code[2]}!"),
         "100% of the seeds, word for word",
+    ),
+    "answer in a sentence": (
+        "leak",
+        changed("dial 1 of 3.", "A {self.code[0]}, B {self.code[1]}, then C {self.code[2]}."),
+        "100% of the seeds, its first word",
+    ),
+    "answer in one piece": (
+        "leak",
+        changed("dial 1 of 3.", "dial 1 of 3, no. {self.code[0]}{self.code[1]}{self.code[2]}."),
+        "letter for letter",
+    ),
+    "answer when asked for nothing": (
+        "leak",
+        changed('"That is no number."', "f'No number like {self.code}.'"),
+        "senseless actions are told the answer",
     ),
     "one answer shown": (
         "leak",
@@ -331,6 +422,27 @@ REFUSED = {
         "repeating ''",
     ),
     "constant": ("constant", changed("if number != wanted:", "if number < 1:"), "repeating"),
+    "a word that opens it": (
+        "constant",
+        changed("self.turn += 1", "if action == 'xyzzy': return 'Open.', 1.0, True, False, {}"),
+        "'xyzzy'",
+    ),
+    "a word within": (
+        "constant",
+        changed(
+            "self.turn += 1", "if 'please' in action.lower(): return 'Yes.', 1.0, True, False, {}"
+        ),
+        "'please'",
+    ),
+    "two words that open it": (
+        "constant",
+        changed(
+            "self.turn += 1",
+            "self.past = [*getattr(self, 'past', []), action][-2:]\n"
+            "        if self.past == ['plugh', 'xyzzy']: return 'Open.', 1.0, True, False, {}",
+        ),
+        "repeating [",
+    ),
     "any text": (
         "outcomes",
         changed(
@@ -350,6 +462,19 @@ def test_the_first_gate_that_fails_is_named(shared, name: str):
     assert (found.admitted, found.gate) == (False, gate), found
     assert word in found.reason
     assert 0 < len(found.reason) < 400
+
+
+@pytest.mark.parametrize(
+    ("reward", "gate"),
+    [("1.0, True", "no_op"), ("5.0, False", "no_op"), ("float('nan'), False", "no_op")],
+)
+def test_what_happens_after_the_unhelpful_actions_is_seen(shared, reward: str, gate: str):
+    late = changed(
+        "self.turn += 1",
+        f"self.turn += 1\n        if self.turn == 26: return 'Oh.', {reward}, False, {{}}",
+    )
+    found = verdict(shared, late.replace(">= 30", ">= 90"), max_turns=40)
+    assert (found.admitted, found.gate) == (False, gate), found
 
 
 @pytest.mark.parametrize(
@@ -456,6 +581,19 @@ def test_a_program_known_but_for_names_numbers_and_comments_is_refused(shared, k
     found = verdict(shared, RENAMED, known={"other": "x = 1", "vault": known})
     assert (found.gate, found.measures) == ("duplicate", {"similarity": 1.0})
     assert "vault" in found.reason and "95" in found.reason
+
+
+def test_a_copy_with_other_things_beside_it_is_a_copy(shared):
+    line = "    def m{0}(self, a):\n        return {{'w{0}': [a + 'q{0}', -a]}} if a else 'u{0}'\n"
+    junk = "".join(line.format(n) for n in range(60))
+    padded = f"class Junk:\n{junk}\n\n{RENAMED}"
+    found = verdict(shared, padded, known={"vault": GOOD})
+    assert found.gate == "duplicate" and found.measures["similarity"] > 0.97
+    assert verdict(shared, GOOD, known={"padded": padded}).admitted
+
+
+def test_a_program_may_have_a_function_called_open(shared):
+    assert verdict(shared, GOOD + "\n\ndef open(door):\n    return door\n\n\nopen(1)\n").admitted
 
 
 def test_the_same_pattern_with_other_words_is_another_game(shared):

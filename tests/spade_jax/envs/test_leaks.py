@@ -20,7 +20,29 @@ def test_a_long_answer_is_told_wherever_it_stands():
     shown = [f"{'Well. ' * seed}({a}, {b}, {c}) is it." for seed, (a, b, c) in enumerate(codes)]
     assert told(shown, codes) == (1.0, "word for word")
     assert told([*shown[:3], *["Hm."] * 7], codes)[0] == pytest.approx(0.3)
-    assert told([f"{a} and {b}, {c}" for a, b, c in codes], codes)[0] == 0.0
+
+
+def test_a_long_answer_with_words_between_is_told_where_these_are_the_same():
+    codes = [[str(seed + 10), str(seed + 40), str(seed + 70)] for seed in range(10)]
+    shown = [f"A is {a}, B is {b}, C is {c}." for a, b, c in codes]
+    assert told(shown, codes) == (1.0, "its first word as word 3")
+    assert told([*shown[:8], "Hm.", "Hm."], codes)[0] == 0.0
+    wandering = [
+        f"{'hm ' * n}{a} {'so ' * n}{b} {'and ' * n}{c}" for n, (a, b, c) in enumerate(codes)
+    ]
+    assert told(wandering[1:], codes[1:])[0] == 0.0
+    again = [[a, a, b] for a, b, _ in codes]  # how often each is said is left to be found
+    assert told([f"Heat {a}, then {b}." for a, b, _ in codes], again)[0] == 0.0
+
+
+@pytest.mark.parametrize("form", ["{0}{1}{2}", "x{0}{1}{2}x", "{0}/{1}{2}"])
+def test_an_answer_in_other_words_of_the_same_letters_is_told(form: str):
+    codes = [[str(seed + 10), str(seed + 40), str(seed + 70)] for seed in range(10)]
+    shown = [("hm " * seed) + form.format(*code) for seed, code in enumerate(codes)]
+    assert told(shown, codes) == (1.0, "letter for letter")
+    spelt = [[f"cobalt{n}"] for n in range(10)]
+    assert told([f"{'hm ' * n}c-o-b-a-l-t-{n}" for n in range(10)], spelt)[0] == 1.0
+    assert told(["c o b a l t"] * 10, spelt)[0] == 0.0
 
 
 def test_what_all_solutions_have_in_common_is_not_the_answer():

@@ -117,6 +117,47 @@ def test_who_breaks_the_worker_under_a_batch_is_told_so(shared):
     shared.run(play())
 
 
+SCORING = """
+import builtins
+
+class ScoringEnv:
+    def reset(self, seed):
+        return "start", {}
+
+    def step(self, action):
+        if action == "cheat":
+            builtins.max = lambda *_: 1.0
+        if action == "delete":
+            for name in list(vars(builtins)):
+                if not name.startswith("__") and name not in ("list", "vars"):
+                    delattr(builtins, name)
+        return "scored", max(float(action == "win"), 0.25), False, False, {}
+"""
+
+
+@pytest.mark.parametrize("deed", ["cheat", "delete"])
+@pytest.mark.parametrize("together", [True, False])
+def test_changed_builtins_change_no_other_instance(shared, deed: str, together: bool):
+    """Whoever changes them answers for it; the others are rewarded as ever."""
+
+    async def play() -> None:
+        program = SCORING + f"\n# {deed} {together}"
+        guilty, *others = [await opened(shared.pool, program, seed) for seed in range(3)]
+        steps = [guilty.step(deed), *(other.step("play") for other in others)]
+        if together:
+            fault, *replies = await asyncio.gather(*steps)
+        else:
+            fault, *replies = [await step for step in steps]
+        assert isinstance(fault, Fault)
+        assert fault.outcome is Outcome.ENV_ERROR and fault.outcome.program_fault
+        assert replies == [Reply("scored", 0.25, False, False)] * 2
+        for other in others:
+            assert await other.step("win") == Reply("scored", 1.0, False, False)
+            await other.close()
+
+    shared.run(play())
+
+
 def test_lies_about_progress_gain_a_bounded_time(shared):
     """The worker shows itself always busy with a later request; each may be believed once."""
 

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import os
+import re
 
 import pytest
 
@@ -83,6 +84,60 @@ def test_without_landlock_no_file_is_opened():
     assert "CONFIG_SECURITY_LANDLOCK" in landlock
     assert "no file can be opened" in imports
     assert "sqlite3" in imports or "more" in imports
+
+
+ORDINARY = (
+    "import json; json.dumps(json.loads('[1, {}]'), indent=2)",
+    "import random; random.Random(1).gauss(0, 1); random.SystemRandom().random()",
+    "import math, cmath, bisect, array, operator, numbers; math.comb(5, 2); array.array('i', [1])",
+    "import re; re.sub(r'(?i)ä(?P<x>.)', lambda found: found['x'], 'Äb')",
+    "import collections, collections.abc; collections.namedtuple('P', 'x')(1)._asdict()",
+    "import itertools, heapq; list(heapq.merge([1], [2])); heapq.nsmallest(1, [2], key=abs)",
+    "import fractions, decimal; decimal.Decimal(2).sqrt(); fractions.Fraction(0.5)",
+    "import statistics; statistics.NormalDist().inv_cdf(0.3); statistics.quantiles([1, 2, 3])",
+    "import string, textwrap; string.Template('$a').substitute(a=1); textwrap.fill('a b', 3)",
+    "import datetime as d; d.datetime.strptime('2020-01-02', '%Y-%m-%d').strftime('%A')",
+    "import copy, dataclasses; copy.deepcopy(dataclasses.make_dataclass('P', ['x'])(1))",
+    "import enum, typing; enum.Flag('F', 'A B').A; typing.get_type_hints(typing.NamedTuple('T'))",
+    "import functools, abc, types; functools.singledispatch(len).register(int, abs)",
+    "import contextlib, io; contextlib.redirect_stdout(io.StringIO()).__enter__()",
+    "import difflib, hashlib, unicodedata; hashlib.scrypt(b'', salt=b'', n=2, r=1, p=1)",
+    "import warnings, traceback; warnings.warn('x'); traceback.format_exception(KeyError('x'))",
+    "import numpy as np; np.random.default_rng(1).choice(3); np.random.seed(1); np.random.rand(2)",
+    "import numpy as np; np.linalg.svd(np.eye(2)); np.linalg.lstsq(np.eye(2), np.ones(2))",
+    "import numpy as np; np.fft.rfft(np.ones(4)); np.polyfit([1, 2, 3], [1, 2, 3], 1); str(np.pi)",
+    "import numpy as np; np.ma.array([1]); np.char.add('a', 'b'); np.typing.NDArray",
+)
+TRYING = """
+class TryingEnv:
+    def reset(self, seed):
+        return "start"
+
+    def step(self, action):
+        exec(action, {})
+        return "done", 0.0, False, False, {}
+"""
+
+
+def test_what_programs_ordinarily_import_works_where_no_file_can_be_opened():
+    """As in tier B, or under an interpreter in a folder that workers' users may not enter."""
+
+    async def play() -> dict[str, Reply | Fault]:
+        async with Pool(Limits(), weaken="landlock") as pool:
+            assert pool.sandbox.tier == "B"
+            answers = {}
+            for statement in ORDINARY:
+                instance = await pool.open(TRYING, 1)
+                assert not isinstance(instance, Fault), instance
+                answers[statement] = await instance.step(statement)
+                await instance.close()
+            return answers
+
+    done = Reply("done", 0.0, False, False)
+    assert {what: said for what, said in asyncio.run(play()).items() if said != done} == {}
+    imported = {name for line in ORDINARY for name in re.findall(r"[\w.]+", line)}
+    told_elsewhere = {"__future__", "tool_task"}
+    assert imported >= set(limits_module.ALLOWED_IMPORTS) - told_elsewhere
 
 
 def test_without_seccomp_programs_are_refused_unless_the_user_accepts_it():

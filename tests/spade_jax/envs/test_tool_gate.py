@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from spade_jax.envs import tool_gate
-from spade_jax.envs.admit import admit
+from spade_jax.envs.admit import admit, admit_public
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
+from spade_jax.envs.spade_texts import adopt
 from spade_jax.envs.tool_task import ToolTask
 from spade_jax.envs.tool_use_base_env import ToolUseBaseEnv
 from spade_jax.types import Fault, Gate, Outcome, Verdict
@@ -113,6 +114,48 @@ def test_the_gate_itself(shared):
     assert shared.run(check(shared.pool, met, ())) is None
 
 
+IMPORTED_REFUSED = {
+    "met at reset": ('state["listed"],', 'state["listed"] is False,', "message 0 is met at reset"),
+    "the second is met": ("[scarce, 3] in", "[scarce, 3] not in", "message 1 is met at reset"),
+    "cannot be evaluated": (
+        'state["list"],',
+        'state["lost"],',
+        "message 1 cannot be evaluated: KeyError: 'lost'",
+    ),
+    "no function": ('lambda state: state["listed"],', "None,", "message 0 cannot be evaluated"),
+}
+
+
+def public(shared, code: str) -> Verdict:
+    return shared.run(admit_public(shared.pool, adopt(code), seeds=range(3)))
+
+
+@pytest.mark.parametrize("name", IMPORTED_REFUSED)
+def test_the_messages_of_an_imported_task_must_be_open(shared, name: str):
+    old, new, reason = IMPORTED_REFUSED[name]
+    refusal = public(shared, changed(old, new, IMPORTED))
+    assert (refusal.admitted, refusal.gate) == (False, "criteria"), refusal
+    assert reason in refusal.reason
+    assert refusal.gates[Gate.CRITERIA] == "refused"
+
+
+def test_an_imported_task_with_open_messages_passes(shared):
+    found = public(shared, IMPORTED)
+    assert (found.admitted, found.gates[Gate.CRITERIA]) == (True, "passed"), found
+    one_seed = "self._current_msg = 0; self._state['listed'] = seed == 1"
+    assert public(shared, changed("self._current_msg = 0", one_seed, IMPORTED)).admitted
+    without = changed("self._message_criteria = [", "self._unused = [", IMPORTED)
+    assert public(shared, without).admitted
+
+
+def test_what_an_imported_task_says_of_its_messages_is_not_trusted(shared):
+    for told in ("'x'", "'[1]'", "'[' * 90000", "5", "1 / 0"):
+        said = f"    def criteria_at_reset(self):\n        return {told}\n"
+        program = adopt(IMPORTED + "\n" + said)
+        check = tool_gate.check_imported(shared.pool, program, ast.parse(program), range(2))
+        assert shared.run(check) is None
+
+
 class Failing(Pool):
     """A pool that cannot serve."""
 
@@ -123,6 +166,9 @@ class Failing(Pool):
 def test_a_failure_of_our_own_does_not_pass_the_gate(shared):
     fault = shared.run(tool_gate.check_criteria(Failing(Limits()), LAMPS, range(3)))
     assert fault == Fault(Outcome.INFRASTRUCTURE, "seed 0")
+    tree = ast.parse(IMPORTED)
+    imported = tool_gate.check_imported(Failing(Limits()), IMPORTED, tree, range(3))
+    assert shared.run(imported) == fault
 
 
 def test_what_the_bases_provide_is_what_they_have():

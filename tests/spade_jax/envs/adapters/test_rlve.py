@@ -1,6 +1,6 @@
 import pytest
 
-from spade_jax.types import Outcome, Reply
+from spade_jax.types import Fault, Outcome, Reply
 
 
 def test_answer_is_put_between_the_markers(player):
@@ -10,6 +10,14 @@ def test_answer_is_put_between_the_markers(player):
     assert replies == [Reply("Correct.", 1.0, True, False)]
     _, replies = player.play("rlve", "Doubling", ["none"], seed=3)
     assert replies == [Reply("Not correct.", -1.0, True, False)]
+
+
+def test_scorer_that_raises_voids_the_episode(player):
+    """The package's verifier would make it the reward of a wrong answer."""
+    _, (fault,) = player.play("rlve", "Doubling", ["twelve"], seed=3)
+    assert isinstance(fault, Fault)
+    assert fault.outcome is Outcome.ENV_ERROR and fault.outcome.void
+    assert "ValueError" in fault.detail
 
 
 def test_difficulty_raises_the_controller(player):

@@ -20,12 +20,19 @@ class Doubling:
     def prompt_generator(self):
         return f"Double {self.parameter['number']}."
 
-    def verifier(self, output):
+    def scorer(self, output):
         begin, end = self.markers
         assert output.startswith(begin) and output.endswith(end)
         answer = output[len(begin) : -len(end)]
-        right = answer == str(self.parameter["reference_answer"])
-        return {"reward": 1.0 if right else -1.0}
+        if answer == "none":
+            return -1.0
+        return 1.0 if int(answer) == self.parameter["reference_answer"] else -1.0
+
+    def verifier(self, output):
+        try:
+            return {"reward": self.scorer(output)}
+        except Exception:  # as the package does
+            return {"reward": -1.0}
 
 
 class Unsolved(Doubling):
