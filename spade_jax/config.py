@@ -275,6 +275,7 @@ class EnvsConfig(Section):
     reset_s: float = 2.0  # deadline for reset and for solution
     step_s: float = 1.0  # deadline for one step
     episode_s: float = 20.0  # processor time of one episode
+    trial_s: float = 60.0  # processor time of all plays of one admission, and of a hint's
     memory_bytes: int = 256 * 2**20  # address space a worker may add to its zygote's
     pool_memory_bytes: int = 2**31  # memory all workers together may add; the largest is ended
     max_workers: int = 16  # worker processes alive at once
@@ -293,7 +294,7 @@ class EnvsConfig(Section):
     duplicate_similarity: float = 0.95
 
     def __post_init__(self) -> None:
-        for name in ("load_s", "reset_s", "step_s", "episode_s"):
+        for name in ("load_s", "reset_s", "step_s", "episode_s", "trial_s"):
             require(
                 getattr(self, name) > 0,
                 f"envs.{name}",

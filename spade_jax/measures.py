@@ -9,7 +9,7 @@ import numpy as np
 
 from spade_jax.config import Config
 from spade_jax.curriculum import learnable_share
-from spade_jax.envs.pool import PoolStats
+from spade_jax.envs.pool_stats import PoolStats
 from spade_jax.rewards.anchor import plateau
 from spade_jax.rollout.engine import EngineStats
 from spade_jax.selfplay import Scored, Stage

@@ -51,12 +51,20 @@ class Limits:
     reset_s: float = 2.0  # deadline for construction and reset, and for solution
     step_s: float = 1.0  # deadline for one step
     episode_s: float = 20.0  # processor time of one episode
+    trial_s: float = 60.0  # processor time of all plays of one admission, and of a hint's
     memory_bytes: int = 256 * 2**20  # address space a worker may add to its zygote's
     pool_memory_bytes: int = 2**31  # memory all workers together may add; the largest is ended
     max_workers: int = 16  # worker processes alive at once
     spare_workers: int = 2  # confined workers that each of the two zygotes keeps ready
     instances_per_worker: int = 32  # episodes one worker holds
     unsafe_sandbox: str = ""  # `tier.ACCEPT` runs programs on a host that cannot contain them
+
+
+@dataclass
+class Purse:
+    """Processor time that many episodes of one program share."""
+
+    left_s: float = float("inf")
 
 
 def environment(hash_seed: int = 0) -> dict[str, str]:

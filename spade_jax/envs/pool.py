@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from spade_jax.envs import adapters, api
-from spade_jax.envs.limits import Limits
+from spade_jax.envs.limits import Limits, Purse
 from spade_jax.envs.link import Answer, Link, launch
+from spade_jax.envs.pool_stats import PoolStats
 from spade_jax.envs.quarantine import Quarantine
 from spade_jax.envs.tier import Sandbox
 from spade_jax.envs.verdicts import BLAMELESS
@@ -30,27 +31,6 @@ from spade_jax.types import Fault, Outcome, Reply
 _LOST = "lost"
 _KILLED = "killed"
 _INFRASTRUCTURE = str(Outcome.INFRASTRUCTURE)
-
-
-@dataclass(frozen=True)
-class PoolStats:
-    """What happened since the last look, and how things stand."""
-
-    requests: int  # sent to workers, replays included
-    spawned: int  # workers started
-    rebuilt: int  # instances moved to another worker
-    retries: int  # requests made again because their worker went down blamelessly
-    faults: dict[Outcome, int]  # instances that ended in a fault
-    refused: int  # instances that were not opened, their program being in quarantine
-    programs: int  # different programs of which an instance was opened
-    instances: int  # opened and reset
-    steps: int  # answered, replays left out
-    step_s: Sequence[float]  # processor seconds of each of these
-    spawn_s: Sequence[float]  # wall seconds from wanting a worker to the loaded program
-    busy_s: float  # time in which a request was waiting
-    peak_bytes: int  # most memory that all workers together had added
-    workers: int  # alive now, spare ones left out
-    quarantined: int  # programs in quarantine now
 
 
 @dataclass(eq=False)
@@ -140,13 +120,15 @@ class Pool:
         await instance.close()
         return outcome if isinstance(outcome, Fault) else None
 
-    async def open(self, program: str, seed: int, replica: int = 0) -> "Instance | Fault":
-        """A new instance of `program`, reset to `seed`.
+    async def open(
+        self, program: str, seed: int, replica: int = 0, purse: Purse | None = None
+    ) -> "Instance | Fault":
+        """A new instance of `program`, reset to `seed`, which pays from `purse`.
 
         `replica` 1 puts it in a worker of the other zygote, where addresses, the order of sets and
         unseeded generators differ. A program in quarantine is not run: the fault says so at once.
         """
-        instance = Instance(self, program, seed, replica)
+        instance = Instance(self, program, seed, replica, purse)
         outcome = await instance._settle(instance._build)
         if isinstance(outcome, Fault):
             return outcome
@@ -320,7 +302,9 @@ class Instance:
 
     observation: str  # what reset returned
 
-    def __init__(self, pool: Pool, program: str, seed: int, replica: int) -> None:
+    def __init__(
+        self, pool: Pool, program: str, seed: int, replica: int, purse: Purse | None = None
+    ) -> None:
         self._pool = pool
         self._program = program
         self._digest = hashlib.sha256(program.encode(errors="surrogatepass")).hexdigest()
@@ -331,6 +315,7 @@ class Instance:
         self._worker: _Worker | None = None
         self._log: list[tuple[str, Reply]] = []  # what a rebuild replays, and must see again
         self._cpu_s = 0.0  # of the episode, replays left out
+        self._purse = purse or Purse()
         self._opened = False
         self._ended = pool._quarantine.refusal(self._digest)
         if self._ended is None:
@@ -433,6 +418,7 @@ class Instance:
     async def _solution(self) -> list[str]:
         worker = await self._home()
         answer = await self._request(worker, self._pool.limits.reset_s, "solution")
+        self._spend(answer.cpu_s)
         return _valid(api.check_solution(answer.value))
 
     async def _request(
@@ -451,11 +437,16 @@ class Instance:
         return answer
 
     def _spend(self, cpu_s: float) -> None:
-        """Count processor time against the limit of the episode."""
+        """Count processor time against the limit of the episode, and of all its purse pays for."""
         self._cpu_s += cpu_s
-        limit_s = self._pool.limits.episode_s
-        if self._cpu_s > limit_s:
-            detail = f"the episode took more than its {limit_s:g} s of processor time"
+        self._purse.left_s -= cpu_s
+        limits, over = self._pool.limits, ""
+        if self._cpu_s > limits.episode_s:
+            over = f"the episode took more than its {limits.episode_s:g}"
+        elif self._purse.left_s < 0:
+            over = f"all plays of its trial together took more than their {limits.trial_s:g}"
+        if over:
+            detail = f"{over} s of processor time"
             self._end(Fault(Outcome.TIMEOUT, detail), offence=True)
             raise _Failure(Outcome.TIMEOUT, detail)
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from spade_jax.envs import api
-from spade_jax.envs.pool import Pool
+from spade_jax.envs.limits import Purse
+from spade_jax.envs.pool import Instance, Pool
 from spade_jax.types import Fault, Gate, GateResult, Measures, Outcome, Reply, Verdict
 
 GENERIC = ("1", "yes", "a")  # tried as actions of any program
@@ -77,6 +78,14 @@ class Trial:
     rng_seed: int
     measures: Measures = field(default_factory=Measures)
     gates: dict[str, str] = field(default_factory=dict)
+    purse: Purse = field(default_factory=Purse)
+
+    def __post_init__(self) -> None:
+        self.purse.left_s = self.pool.limits.trial_s
+
+    async def open(self, seed: int, replica: int = 0) -> Instance | Fault:
+        """An instance of the program, whose time counts as the trial's."""
+        return await self.pool.open(self.program, seed, replica, self.purse)
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -121,7 +130,7 @@ def limit(trial: Trial, gate: Gate, frac: float, how: str) -> None:
 
 async def solution(trial: Trial, seed: int) -> list[str] | Fault:
     """What an instance that has just been reset says wins."""
-    instance = await trial.pool.open(trial.program, seed)
+    instance = await trial.open(seed)
     if isinstance(instance, Fault):
         return instance
     actions = await instance.solution()
@@ -131,7 +140,7 @@ async def solution(trial: Trial, seed: int) -> list[str] | Fault:
 
 async def solve(trial: Trial, seed: int, replica: int) -> Solved | Fault:
     """Ask one instance for its solution; try it on another, which asking cannot have prepared."""
-    instance = await trial.pool.open(trial.program, seed, replica)
+    instance = await trial.open(seed, replica)
     if isinstance(instance, Fault):
         return instance
     actions = await instance.solution()
@@ -144,7 +153,7 @@ async def solve(trial: Trial, seed: int, replica: int) -> Solved | Fault:
 
 async def replay(trial: Trial, seed: int, actions: Iterable[str], replica: int) -> Play | Fault:
     """Play fixed actions until they or the episode end."""
-    instance = await trial.pool.open(trial.program, seed, replica)
+    instance = await trial.open(seed, replica)
     if isinstance(instance, Fault):
         return instance
     replies: list[Reply] = []
@@ -172,7 +181,7 @@ async def wander(
 ) -> Play | Fault:
     """Play actions drawn at random from the candidates and, unless `observe` is off, from the words
     that the observations show."""
-    instance = await trial.pool.open(trial.program, seed, 0)
+    instance = await trial.open(seed)
     if isinstance(instance, Fault):
         return instance
     rng = random.Random(f"{trial.rng_seed} {seed}")

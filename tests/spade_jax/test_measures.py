@@ -5,7 +5,7 @@ from array import array
 import pytest
 
 from spade_jax import measures
-from spade_jax.envs.pool import PoolStats
+from spade_jax.envs.pool_stats import PoolStats
 from spade_jax.telemetry.metrics import check, repeatable
 from spade_jax.types import Outcome
 

@@ -1,5 +1,6 @@
 """Each gate refuses a program that fails there alone, and a good program passes all."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -44,17 +45,19 @@ class VaultEnv:
 '''
 
 
+HOW: dict[str, Any] = {
+    "solution_seeds": range(4),
+    "probe_seeds": range(100, 110),
+    "max_probe_win_frac": 0.1,
+    "max_turns": 12,
+    "rng_seed": 0,
+    "known": {},
+    "duplicate_similarity": 0.95,
+}
+
+
 def verdict(shared, program: str, **overrides: Any) -> Verdict:
-    arguments: dict[str, Any] = {
-        "solution_seeds": range(4),
-        "probe_seeds": range(100, 110),
-        "max_probe_win_frac": 0.1,
-        "max_turns": 12,
-        "rng_seed": 0,
-        "known": {},
-        "duplicate_similarity": 0.95,
-    }
-    return shared.run(admit(shared.pool, program, **(arguments | overrides)))
+    return shared.run(admit(shared.pool, program, **(HOW | overrides)))
 
 
 def test_a_program_that_is_no_text_is_refused_before_it_is_parsed(shared):
@@ -631,3 +634,22 @@ def test_the_public_gates_refuse_as_well(shared, name: str):
 def test_what_claims_no_determinism_is_not_held_to_it(shared):
     found = public(shared, REFUSED["system random"][1], deterministic=False)
     assert found.admitted and found.gates["determinism"] == "not_applicable"
+
+
+def test_a_program_that_is_slow_in_everything_is_not_tried_for_ever():
+    slow = GOOD.replace("        self.turn += 1\n", "        self.turn += 1\n        burn(0.1)\n")
+    slow += """
+
+def burn(seconds):
+    for _ in range(int(seconds * 30_000_000)):
+        pass
+"""
+
+    async def try_both() -> tuple[Verdict, Verdict]:
+        async with Pool(Limits(step_s=5, trial_s=1.0)) as pool:
+            return await admit(pool, slow, **HOW), await admit(pool, GOOD, **HOW)
+
+    refused, good = asyncio.run(try_both())
+    assert good.admitted
+    assert (refused.admitted, refused.gate) == (False, Gate.CONTRACT)
+    assert "all plays of its trial together took more than their 1 s" in refused.reason

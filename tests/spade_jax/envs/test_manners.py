@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from spade_jax.envs.limits import Limits
+from spade_jax.envs.limits import Limits, Purse
 from spade_jax.envs.pool import Instance, Pool
 from spade_jax.types import Fault, Outcome, Reply
 
@@ -238,6 +238,23 @@ def test_one_failed_load_is_one_offence_however_many_wait_for_it():
             assert pool.stats().quarantined == 0
             await pool.load(program)
             assert pool.stats().quarantined == 1
+
+    asyncio.run(play())
+
+
+def test_episodes_with_one_purse_share_their_processor_time():
+    async def play() -> None:
+        async with Pool(Limits(step_s=5, trial_s=0.5)) as pool:
+            purse = Purse(0.5)
+            first = await pool.open(PROGRAM, 0, purse=purse)
+            second = await pool.open(PROGRAM, 1, 1, purse)
+            assert not isinstance(first, Fault) and not isinstance(second, Fault)
+            assert await first.step("burn 0.3") == ok("burn 0.3")
+            text = "all plays of its trial together took more than their 0.5 s of processor time"
+            assert await second.step("burn 0.3") == Fault(Outcome.TIMEOUT, text)
+            assert await pool.open(PROGRAM, 2, purse=purse) == Fault(Outcome.TIMEOUT, text)
+            other = await opened(pool, PROGRAM + "\n# other")  # it pays for itself
+            assert await other.step("burn 0.3") == ok("burn 0.3")
 
     asyncio.run(play())
 
