@@ -298,7 +298,8 @@ class Nursery:
             in_namespaces = tier.Layer(tier.NAMESPACES, True, zygote.process.kind)
         zygote.bait = apart.Bait()
         layers = [dataclasses.asdict(layer) for layer in (in_namespaces, in_group) if layer]
-        self._tell(zygote, ["try", [layers, zygote.bait.told]])
+        least = self._told.tier if self._told else tier.TIERS[-1]
+        self._tell(zygote, ["try", [layers, zygote.bait.told, least]])
 
     def _settled(self, zygote: Zygote, sandbox: tier.Sandbox) -> None:
         """Let a zygote have workers."""
@@ -307,11 +308,8 @@ class Nursery:
             zygote.bait = None
         if zygote.group is not None:
             zygote.group.limit(None, None)  # those of the pool's group are left
-        if self._told is not None and tier.worst([self._told, sandbox]).tier != self._told.tier:
-            raise RuntimeError(
-                f"a new zygote is at tier {sandbox.tier}, and the run was told {self._told.tier}: "
-                + "; ".join(sandbox.missing())
-            )
+        if self._told and not zygote.package and (problem := sandbox.shortfall(self._told.tier)):
+            raise RuntimeError(problem)  # another supervisor may do better, or says what is left
         zygote.sandbox = sandbox
         found = [other.sandbox for other in self.zygotes if other.sandbox]
         if self._told is None and len(found) == REPLICAS:  # the trainer waits for it at the start

@@ -105,6 +105,14 @@ class Sandbox:
             f"danger with --envs.unsafe-sandbox={ACCEPT}"
         )
 
+    def shortfall(self, least: str) -> str:
+        """Why this is less than a tier, if it is."""
+        if TIERS.index(self.tier) <= TIERS.index(least):
+            return ""
+        return f"workers are at tier {self.tier}, less than the {least} of the pool: " + " | ".join(
+            self.missing()
+        )
+
     def dumps(self) -> str:
         """As text for `loads`."""
         return json.dumps(asdict(self))

@@ -84,14 +84,14 @@ def main() -> None:
             return
         operation, argument = json.loads(message)
         if operation == "try":
-            layers, bait = argument
+            layers, bait, least = argument
             try:
                 sandbox = apart.run(walls, sandbox, [tier.Layer(**layer) for layer in layers], bait)
             except OSError as error:
                 _tell(control, "unfit", str(error))
                 return
             _tell(control, "ready", sandbox.dumps())
-            ready = True
+            ready, problem = True, problem or sandbox.shortfall(least)
             for birth, given in waiting:
                 _fork(control, birth, given, walls, workers, problem)
         elif operation == "fork" and not ready:

@@ -148,7 +148,8 @@ def test_programs_are_not_run_where_they_are_not_contained(tmp_path: Path):
 
 def test_changes_of_the_host_are_seen():
     """The checks, on changes that the test makes itself."""
-    with hostile._Host({"a": "open('/tmp/hostile_planted')"}) as host:
+    port = asyncio.run(hostile._port(0))
+    with hostile._Host({"a": "open('/tmp/hostile_planted')"}, port) as host:
         (hostile.CANARY / "weights.bin").chmod(0o600)
         planted = Path("/tmp/hostile_planted")
         planted.touch()
@@ -167,6 +168,24 @@ def test_changes_of_the_host_are_seen():
         assert host.found.keys() >= {"canary", "files", "descriptors", "processes", "port"}
         wrong = {row.name for row in host.results() if not row.ok}
         assert wrong == host.found.keys()
-        with pytest.raises(SandboxError, match="47123 is taken"), hostile._Host({}):
-            pass
+        with pytest.raises(SandboxError, match="47123 is taken"):
+            asyncio.run(hostile._port(0))
     assert not hostile.CANARY.exists()
+
+
+def test_runs_take_turns(tmp_path: Path):
+    """The programs name the port and the canary: a run waits until the one before it is done."""
+    (tmp_path / "any.py").write_text(
+        "# Anything. RIGHT: harmless\n" + STEP + "        return 'fine', 0.0, False, False, {}\n"
+    )
+
+    async def play() -> list[hostile.Result]:
+        first = await hostile._port(0)
+        waiting = asyncio.ensure_future(hostile.run_folder(tmp_path, Limits()))
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        assert not hostile.CANARY.exists()
+        first.close()
+        return await waiting
+
+    assert all(row.ok for row in asyncio.run(play()))

@@ -249,8 +249,11 @@ def test_the_largest_worker_is_ended_when_all_take_too_much():
     asyncio.run(play())
 
 
-def test_a_spare_worker_is_taken_and_replaced(descendants, all_gone):
+def test_a_spare_worker_is_taken_and_replaced(descendants, all_gone, seen_pid):
     before = descendants(os.getpid())
+
+    def worker(instance: Instance) -> int:
+        return seen_pid(int(instance.observation.split()[1]))
 
     async def settled(number: int) -> set[int]:
         for _ in range(600):
@@ -264,16 +267,16 @@ def test_a_spare_worker_is_taken_and_replaced(descendants, all_gone):
         async with Pool(Limits(spare_workers=2)) as pool:
             spares = await settled(3 + 4)  # supervisor, two zygotes, two spares of each
             first = await opened(pool, TELLING)
-            assert int(first.observation.split()[1]) in spares
+            assert (taken := worker(first)) in spares
             again = await settled(3 + 4 + 1)
             assert spares < again
             second = await opened(pool, TELLING + "\n# second", replica=1)
-            assert int(second.observation.split()[1]) in spares
+            assert worker(second) in spares
             await settled(3 + 4 + 2)
             await fault_of(first, "die")
             await settled(3 + 4 + 1)  # one that served a program serves no other
             third = await opened(pool, TELLING + "\n# third")
-            assert int(third.observation.split()[1]) in again - {int(first.observation.split()[1])}
+            assert worker(third) in again - {taken}
             assert pool.stats().workers == 2
 
     asyncio.run(play())
