@@ -229,10 +229,10 @@ def _make(folders: Mapping[str, Path]) -> None:
     for folder in set(folders.values()):
         try:
             folder.mkdir(mode=0o755)
-        except OSError:
+        except OSError as error:
             for other in made:
                 _removed(other)
-            raise
+            raise OSError(error.errno, error.strerror, str(folder.parent)) from error
         made.append(folder)
 
 
