@@ -24,7 +24,9 @@ def command(*arguments: str) -> Iterator[list[str]]:
     """A command line that runs another one as that user, in groups that are the user's."""
     with _groups() as homes:
         lines = ["set -e", *(f"echo $$ > {home}/cgroup.procs" for home in homes), *_readable()]
-        lines.append(f"exec setpriv --reuid {USER} --regid {USER} --clear-groups {shlex.join(arguments)}")
+        lines.append(
+            f"exec setpriv --reuid {USER} --regid {USER} --clear-groups {shlex.join(arguments)}"
+        )
         yield ["unshare", "--mount", "sh", "-c", "\n".join(lines)]
 
 

@@ -49,9 +49,11 @@ class Bait:
         with contextlib.suppress(OSError):
             self.told["segment"] = self._share()
         with contextlib.suppress(OSError):
-            file = self._things.enter_context(tempfile.NamedTemporaryFile())
-            os.chmod(file.name, 0o666)
-            self.told["file"] = file.name
+            number, path = tempfile.mkstemp()
+            self._things.callback(os.unlink, path)
+            os.fchmod(number, 0o666)
+            os.close(number)
+            self.told["file"] = path
 
     def close(self) -> None:
         """Take it all away."""

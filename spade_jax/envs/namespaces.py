@@ -132,7 +132,9 @@ def _start(
     parent_reads, child_says = os.pipe()
     child_waits, parent_lets = os.pipe()
     with os.fdopen(parent_reads, "rb") as heard, os.fdopen(parent_lets, "wb", 0) as let:
-        pid = _libc.syscall(ctypes.c_long(number), ctypes.c_long(flags | signal.SIGCHLD), 0, 0, 0, 0)
+        pid = _libc.syscall(
+            ctypes.c_long(number), ctypes.c_long(flags | signal.SIGCHLD), 0, 0, 0, 0
+        )
         if pid == 0:
             try:
                 os.close(parent_lets)

@@ -109,8 +109,11 @@ class Sandbox:
         """Why this is less than a tier, if it is."""
         if TIERS.index(self.tier) <= TIERS.index(least):
             return ""
+        why = self.missing()
+        if self.tier == "A":
+            why = [text for text in why if text.startswith((NAMESPACES, CGROUP))]
         return f"workers are at tier {self.tier}, less than the {least} of the pool: " + " | ".join(
-            self.missing()
+            why
         )
 
     def dumps(self) -> str:

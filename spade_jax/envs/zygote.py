@@ -113,9 +113,7 @@ def _load(package: str) -> str:
     return ""
 
 
-def _tell(
-    control: socket.socket, *message: object, descriptors: Sequence[int] = ()
-) -> None:
+def _tell(control: socket.socket, *message: object, descriptors: Sequence[int] = ()) -> None:
     socket.send_fds(control, [json.dumps(message).encode()], descriptors)
 
 
@@ -158,7 +156,10 @@ def _opened(pid: int) -> Iterator[list[int]]:
     try:
         process = os.pidfd_open(pid)
     except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.EPERM):  # an old kernel; a profile of a container
+        if error.errno not in (
+            errno.ENOSYS,
+            errno.EPERM,
+        ):  # an old kernel; a profile of a container
             raise
         yield []
         return

@@ -148,13 +148,21 @@ def test_it_does_not_outlive_its_parent(all_gone: Callable[..., bool]):
     ("change", "detail", "fix"),
     [
         ("needed = ['/nowhere']", "read /nowhere: No such file or directory (ENOENT)", "Python"),
-        ("command[0] = '/nowhere'", "exec /nowhere: No such file or directory (ENOENT)", "AppArmor"),
+        (
+            "command[0] = '/nowhere'",
+            "exec /nowhere: No such file or directory (ENOENT)",
+            "AppArmor",
+        ),
         (
             "os.setresuid(1, 1, 1); namespaces._NEW_USER = 0",
             "clone: Operation not permitted (EPERM)",
             "run as root",
         ),
-        ("namespaces._MOUNT_SETATTR = 9999", "read-only: Function not implemented (ENOSYS)", "5.12"),
+        (
+            "namespaces._MOUNT_SETATTR = 9999",
+            "read-only: Function not implemented (ENOSYS)",
+            "5.12",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_told_with_its_errno(change: str, detail: str, fix: str):
