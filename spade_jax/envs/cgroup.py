@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -85,7 +86,7 @@ def places(mounts: str, groups: str) -> dict[str, Place]:
 
 def _plain(text: str) -> str:
     """A field of mountinfo without its escapes."""
-    return text.encode().decode("unicode_escape") if "\\" in text else text
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 
 def _words(place: Place, name: str) -> list[str]:

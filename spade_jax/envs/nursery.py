@@ -362,7 +362,8 @@ class Nursery:
         elif operation == "unfit":
             self._on_unfit(*arguments)
         elif operation == "forked":
-            self._forked(*arguments, descriptors)
+            birth, pid = arguments
+            self._forked(birth, pid, descriptors)
         elif operation == "failed":
             birth, detail = arguments
             worker = self._unborn.pop(birth)

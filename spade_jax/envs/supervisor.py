@@ -403,7 +403,7 @@ def _wanted(blocked: bool) -> int:
 
 def main() -> None:
     """Serve the trainer at the other end of the descriptor given, until it is gone."""
-    descriptor, parent, *numbers = map(int, sys.argv[1:7])
+    descriptor, parent, memory_bytes, spares, pool_memory_bytes, workers = map(int, sys.argv[1:7])
     limits.die_with_parent(parent)
     limits.adopt_orphans()
     limits.few_files()
@@ -413,7 +413,10 @@ def main() -> None:
         trainer.sendall(wire.frame(head, wire.dumps(["infrastructure", problem])))
         return
     trainer.setblocking(False)
-    supervisor = Supervisor(trainer, *numbers, *sys.argv[7:])
+    weaken, package_path = sys.argv[7:]
+    supervisor = Supervisor(
+        trainer, memory_bytes, spares, pool_memory_bytes, workers, weaken, package_path
+    )
     try:
         supervisor.run()
     finally:

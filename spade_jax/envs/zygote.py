@@ -85,11 +85,7 @@ def main() -> None:
         operation, argument = json.loads(message)
         if operation == "try":
             layers, bait, least = argument
-            try:
-                sandbox = apart.run(walls, sandbox, [tier.Layer(**layer) for layer in layers], bait)
-            except OSError as error:
-                _tell(control, "unfit", str(error))
-                return
+            sandbox = apart.run(walls, sandbox, [tier.Layer(**layer) for layer in layers], bait)
             _tell(control, "ready", sandbox.dumps())
             ready, problem = True, problem or sandbox.shortfall(least)
             for birth, given in waiting:
@@ -156,10 +152,7 @@ def _opened(pid: int) -> Iterator[list[int]]:
     try:
         process = os.pidfd_open(pid)
     except OSError as error:
-        if error.errno not in (
-            errno.ENOSYS,
-            errno.EPERM,
-        ):  # an old kernel; a profile of a container
+        if error.errno not in (errno.ENOSYS, errno.EPERM):  # an old kernel, a container's profile
             raise
         yield []
         return

@@ -159,9 +159,9 @@ def test_a_hole_in_them_is_found(monkeypatch, statement: str, name: str, could: 
             "a zygote ended with code 3 while starting in them",
         ),
         (
-            "cgroup.Group.join = lambda *_: (_ for _ in ()).throw(OSError(13, 'not for you', '/x'))",
+            "cgroup.Group.join = lambda *_: (_ for _ in ()).throw(OSError(13, 'not you', '/x'))",
             "cgroup",
-            "not for you (EACCES): /x",
+            "not you (EACCES): /x",
         ),
     ],
 )
