@@ -132,7 +132,7 @@ async def opened(pool: Pool, program: str, seed: int = 0) -> Instance:
     return instance
 
 
-async def sandbox() -> str:
+async def contained() -> str:
     """What contains the workers here."""
     async with Pool(Limits(spare_workers=0)) as pool:
         return pool.sandbox.line()
@@ -335,7 +335,7 @@ def main() -> None:
     parser.add_argument("--oversubscribed-steps", type=int, default=100_000)
     arguments = parser.parse_args()
     print(f"{os.cpu_count()} processors, load average {os.getloadavg()[0]:.1f}")
-    print(asyncio.run(sandbox()))
+    print(asyncio.run(contained()))
     values = asyncio.run(starts(arguments.rounds))
     values["single_steps_per_s"] = asyncio.run(steps(1, arguments.steps))
     values["batched_steps_per_s"] = asyncio.run(steps(32, arguments.steps // 4))

@@ -25,7 +25,9 @@ from spade_jax.envs import seccomp, tier
 OWN = "/dev/shm"  # the only place where files can be made, and they are seen by nobody else
 _NEW_USER = 0x10000000
 _NEW = {"ipc": 0x08000000, "mount": 0x00020000, "net": 0x40000000, "pid": 0x20000000}
-_MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 2, 4, 8, 1 << 14, 1 << 18
+_MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
+_MS_BIND, _MS_REC, _MS_PRIVATE = 1 << 12, 1 << 14, 1 << 18
+_OF_THE_HOST = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus")  # in any namespace
 _MOUNT_SETATTR, _AT_FDCWD, _AT_RECURSIVE, _READ_ONLY = 442, -100, 0x8000, 1
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP = 1, 24
 _KEPT_CAPABILITIES = frozenset({1, 2, 5, 6, 7})  # read what root may, signal, change user and group
@@ -196,17 +198,7 @@ def _become(
         step = "private"
         _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
         step = "read-only"
-        attributes = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)  # to set, to clear, two unused
-        _check(
-            _libc.syscall(
-                ctypes.c_long(_MOUNT_SETATTR),
-                _AT_FDCWD,
-                b"/",
-                _AT_RECURSIVE,
-                attributes,
-                ctypes.c_size_t(ctypes.sizeof(attributes)),
-            )
-        )
+        _protect("/")
         step = "proc"
         _mount("proc", "/proc", None, _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
         if os.path.isdir(OWN):
@@ -214,6 +206,10 @@ def _become(
             _mount("tmpfs", OWN, _OWN_SIZE, _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
         step = "pids"
         _far_pids()
+        step = "proc"
+        for place in filter(os.path.exists, _OF_THE_HOST):
+            _mount(place, place, None, _MS_BIND)
+            _protect(place)
         for capability in range(64):
             if capability not in _KEPT_CAPABILITIES:
                 _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)  # the last ones do not exist
@@ -237,6 +233,21 @@ def _far_pids() -> None:
     top = min(_MAX_PID, int(Path("/proc/sys/kernel/pid_max").read_text()))
     last = random.SystemRandom().randrange(_FIRST_PID, top // 4 * 3)
     Path("/proc/sys/kernel/ns_last_pid").write_text(str(last))
+
+
+def _protect(place: str) -> None:
+    """Make what is mounted there, and below it, read-only."""
+    attributes = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)  # to set, to clear, two unused
+    _check(
+        _libc.syscall(
+            ctypes.c_long(_MOUNT_SETATTR),
+            _AT_FDCWD,
+            place.encode(),
+            _AT_RECURSIVE,
+            attributes,
+            ctypes.c_size_t(ctypes.sizeof(attributes)),
+        )
+    )
 
 
 def _mount(kind: str, place: str, data: bytes | None, flags: int) -> None:

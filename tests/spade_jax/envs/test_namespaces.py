@@ -45,6 +45,7 @@ told = {
     "capabilities": int(status["CapEff"], 16),
     "bounds": int(status["CapBnd"], 16),
     "tmp": tried(lambda: open("/tmp/spade_jax_planted", "w")),
+    "kernel": tried(lambda: open("/proc/sys/kernel/core_pattern", "w")),
     "root": tried(lambda: os.mkdir("/spade_jax_planted")),
     "own": tried(lambda: open("/dev/shm/mine", "w").write("x")),
     "large": tried(lambda: open("/dev/shm/large", "wb").write(bytes(2 << 20))),
@@ -94,6 +95,7 @@ def test_what_a_process_there_sees_and_may(user: bool):
     assert told["devices"] == ["lo"] and told["network"] == "Network is unreachable"
     assert told["input"] == "" and len(told["open"]) == 5  # one is of this look
     assert told["tmp"] == told["root"] == "Read-only file system"
+    assert told["kernel"] == ("Permission denied" if user else "Read-only file system")
     assert told["own"] == told["null"] == "done"
     assert told["large"] == "No space left on device"
     assert told["remount"] == -1
