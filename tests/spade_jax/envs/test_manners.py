@@ -249,6 +249,41 @@ def test_the_largest_worker_is_ended_when_all_take_too_much():
     asyncio.run(play())
 
 
+FAR = """
+import ctypes, time
+
+class FarEnv:
+    def reset(self, seed):
+        return "start"
+
+    def step(self, action):
+        libc = ctypes.CDLL(None)
+        libc.mmap.restype = ctypes.c_void_p
+        read, private_anonymous_fixed = 1, 0x32
+        for index in range(int(action)):
+            place = ctypes.c_void_p((index + 2) << 30)
+            libc.mmap(place, 4096, read, private_anonymous_fixed, -1, ctypes.c_long(0))
+            ctypes.string_at(place.value, 1)
+        end = time.process_time() + 0.5
+        while time.process_time() < end: pass
+        return "read", 0.0, False, False, {}
+"""
+
+
+def test_tables_of_the_kernel_count_as_memory_of_the_worker():
+    """Pages that are only read take none, however far apart: their tables take 8 KiB each."""
+
+    async def play() -> None:
+        async with Pool(Limits(step_s=30, pool_memory_bytes=64 * 2**20)) as pool:
+            fault = await fault_of(await opened(pool, FAR), "12000")
+            assert fault.outcome is Outcome.WORKER_DIED
+            assert fault.detail.startswith("all workers together passed their 67108864 bytes")
+            few = await opened(pool, FAR + "# few")
+            assert await few.step("100") == Reply("read", 0.0, False, False)
+
+    asyncio.run(play())
+
+
 def test_a_spare_worker_is_taken_and_replaced(descendants, all_gone, seen_pid):
     before = descendants(os.getpid())
 
