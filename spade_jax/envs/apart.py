@@ -86,6 +86,7 @@ def run(
     """
     bare = dataclasses.replace(walls, bounds={}, uids=range(0), rules=None, filter=None)
     acts = {"namespaces": _across(bait), "cgroup": _beyond()}
+    started = probe.cpu_s()
     attempts: list[Attempt] = []
     found: list[Layer] = []
     for layer in layers:
@@ -108,6 +109,7 @@ def run(
         tier="S" if best else sandbox.tier,
         layers=(*sandbox.layers, *found),
         apart=tuple(attempts),
+        probe_s=sandbox.probe_s + probe.cpu_s() - started,
     )
 
 

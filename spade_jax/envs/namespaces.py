@@ -148,7 +148,7 @@ def _start(
         os.close(child_waits)
         if pid < 0:
             raise ApartError("clone", number, "clone")
-        process = Process(pid, ", ".join([*["user"] * with_user, *sorted(_NEW)]))
+        process = Process(pid, " ".join([*["user"] * with_user, *sorted(_NEW)]))
         try:
             if with_user:
                 _map_users(pid)

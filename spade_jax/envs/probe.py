@@ -52,7 +52,7 @@ def run(walls: confine.Walls) -> tuple[confine.Walls, Sandbox]:
     Raises:
         OSError: not even a child can be started and confined.
     """
-    started = _cpu_s()
+    started = cpu_s()
     with _bait() as bait:
         while True:
             acts = _acts(walls, bait)
@@ -71,7 +71,7 @@ def run(walls: confine.Walls) -> tuple[confine.Walls, Sandbox]:
     if all(attempt.refused for attempt in attempts):
         tier = "B" if walls.rules is None else "A"
     layers = tuple(_layers(walls, found))
-    return walls, Sandbox(tier, layers, attempts, os.uname().release, _cpu_s() - started)
+    return walls, Sandbox(tier, layers, attempts, os.uname().release, cpu_s() - started)
 
 
 def _acts(walls: confine.Walls, bait: str) -> dict[str, Act]:
@@ -312,7 +312,8 @@ def _called(result: int) -> int:
     return result
 
 
-def _cpu_s() -> float:
+def cpu_s() -> float:
+    """Processor seconds of this process and of those that it has started and reaped."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 

@@ -88,7 +88,7 @@ def test_what_a_process_there_sees_and_may(user: bool):
     told = json.loads(ran(START + END, LOOK, user=user))
     assert (told["pid"], told["parent"], told["code"]) == (1, 0, 0)
     assert told["uid"] == (as_user.USER if user else 0)
-    assert told["kind"] == ("user, " if user else "") + "ipc, mount, net, pid"
+    assert told["kind"] == ("user " if user else "") + "ipc mount net pid"
     assert told["environment"].pop("LC_CTYPE", "") in ("", "C.UTF-8")  # of Python's own making
     assert told["environment"] == {"ONLY": "this"}
     assert told["seen"] == ["/proc/1"]
@@ -175,7 +175,7 @@ def test_root_without_the_privilege_takes_users_as_well():
     """As in a container: all of its users are there, so that workers get their own."""
     look = LOOK.replace('"pid": os', '"map": open("/proc/self/uid_map").read(), "pid": os')
     told = json.loads(ran(START + END, look, less=True))
-    assert told["kind"] == "user, ipc, mount, net, pid"
+    assert told["kind"] == "user ipc mount net pid"
     assert told["uid"] == 0 and told["remount"] == -1
     assert told["map"].split() == Path("/proc/self/uid_map").read_text().split()
 
