@@ -144,6 +144,12 @@ async def opened(pool: Pool, program: str, seed: int = 0) -> Instance:
     return instance
 
 
+async def contained() -> str:
+    """What contains the workers here."""
+    async with Pool(Limits(spare_workers=0)) as pool:
+        return pool.sandbox.line()
+
+
 async def starts(rounds: int) -> dict[str, float]:
     """Spawn without spare workers, opening on a spare one, reset in a loaded worker."""
     async with Pool(Limits(max_workers=1, spare_workers=0)) as pool:
@@ -366,6 +372,7 @@ def main() -> None:
     parser.add_argument("--oversubscribed-steps", type=int, default=100_000)
     arguments = parser.parse_args()
     print(f"{os.cpu_count()} processors, load average {os.getloadavg()[0]:.1f}")
+    print(asyncio.run(contained()))
     values = asyncio.run(starts(arguments.rounds))
     values["single_steps_per_s"] = asyncio.run(steps(1, arguments.steps))
     values["batched_steps_per_s"] = asyncio.run(steps(32, arguments.steps // 4))

@@ -28,9 +28,10 @@ from spade_jax.types import Fault, Outcome
 
 DETAILS = """\
 Tells kernel, tier, each layer of the sandbox with the reason and the remedy where it is missing,
-the limits, and how long a new program and a step take here. Tiers: A contains programs; B does, but
-they can import only what is loaded before them; on C they are refused. The tier is what a probe was
-refused when it tried, not what is configured.
+the limits, and how long a new program and a step take here. Tiers: A contains programs; S does with
+two walls more, should one fall; B does, but they can import only what is loaded before them; on C
+they are refused. The tier is what a probe was refused when it tried, not what is configured.
+--without LAYER, which may be repeated, shows what the others hold.
 
 --hostile DIR: the first line of each program says what is right, as in `# Spins. RIGHT: timeout`;
 alternatives are separated by |, remarks stand in brackets. `denied` means that each of its attempts
@@ -43,11 +44,12 @@ Exit codes: 0 programs are contained, all outcomes right, the host untouched; 1 
 """
 
 MEANINGS = {
+    "S": "filtered, walled off, apart from the host, and under limits as a whole",
     "A": "filtered and walled off",
     "B": "filtered; no file can be opened, so late imports fail",
     "C": "NOT contained; programs are refused",
 }
-LAYERS = ("landlock", "landlock>1", "seccomp")  # that can be left out
+LAYERS = ("landlock", "landlock>1", "seccomp", tier.NAMESPACES, tier.CGROUP)  # that can be left out
 _WORKERS = 12  # started to time one
 _STEPS = 300
 _UNJUDGED = str(Outcome.INFRASTRUCTURE)
@@ -173,7 +175,7 @@ def _plain(report: Report) -> dict[str, Any]:
         "layers": None if sandbox is None else [dataclasses.asdict(row) for row in sandbox.layers],
         "attempts": None
         if sandbox is None
-        else [dataclasses.asdict(attempt) for attempt in sandbox.attempts],
+        else [dataclasses.asdict(row) for row in (*sandbox.attempts, *sandbox.apart)],
         "limits": report.limits,
         "timings": report.timings,
         "hostile": None
@@ -206,10 +208,9 @@ def _lines(report: Report) -> Iterator[str]:
 
 
 def _tier_rows(sandbox: tier.Sandbox) -> list[tuple[str, str]]:
-    refused = sum(attempt.refused for attempt in sandbox.attempts)
     rows = [
         ("tier", f"{sandbox.tier}: {MEANINGS[sandbox.tier]}"),
-        ("probe", f"{refused} of {len(sandbox.attempts)} forbidden acts refused"),
+        ("probe", f"{sandbox.score} forbidden acts refused"),
     ]
     return rows + [("", f"a program could {name}") for name in sandbox.allowed]
 

@@ -9,7 +9,7 @@ resource limits, no new privileges, Landlock, and last the filter of system call
 What the kernel refuses is recorded or raised, never passed over: `probe` tries what all this is
 worth. A shared kernel remains, and so do clocks, and names and sizes of files where the user may
 look. The limit of memory counts what is mapped, not the kernel's tables of it: one page in each of
-65,000 far regions takes 360 MB more.
+65,000 far regions takes 360 MB more. The supervisor's watch sees these, and a cgroup's limit.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from spade_jax.envs import landlock, limits, seccomp
+from spade_jax.envs import landlock, limits, namespaces, seccomp
 
 _OPEN_FILES = 64
 _STACK_BYTES = 4 << 20  # what nests too deep for it ends soon, and some does so in square time
@@ -91,10 +91,22 @@ def prepare(memory_bytes: int, weaken: str, also_readable: Sequence[str] = ()) -
         absent["seccomp"] = error
     with contextlib.suppress(OSError):  # no place to make one: / does as well
         os.chdir("/")
-        empty = tempfile.mkdtemp()
+        empty = new_folder()
         os.chdir(empty)
         os.rmdir(empty)
     return Walls(_bounds(memory_bytes), _uids(), rules, abi, call_filter, absent)
+
+
+def new_folder() -> str:
+    """A new folder of this user's own, wherever one can be made.
+
+    Raises:
+        OSError: nowhere.
+    """
+    try:
+        return tempfile.mkdtemp()
+    except FileNotFoundError:  # in namespaces only this is left
+        return tempfile.mkdtemp(dir=namespaces.OWN)
 
 
 def confine(channel: int, parent: int, walls: Walls) -> dict[str, OSError]:

@@ -13,10 +13,12 @@ do not see the whole host. Never run such a program anywhere else.
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
 import shutil
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,8 +30,10 @@ from spade_jax.envs.pool import Instance, Pool
 from spade_jax.errors import SandboxError
 from spade_jax.types import Fault, Outcome
 
-CANARY = Path("/tmp/spade_canary")
+CANARY = Path("/tmp/spade_canary")  # these two stand in the programs: one run at a time has them
 PORT = 47123
+_TURN_S = 1800.0  # to wait for another run to end
+_TURN_TICK_S = 0.1
 _WEIGHTS = b"\0weights\0" * 1000
 _ACTIONS = ("look", "x" * api.MAX_ACTION_CHARS, "1", "", "north", "7 7")
 _SEED = 1
@@ -91,10 +95,10 @@ async def run_folder(
 
     Raises:
         SandboxError: the pool cannot run, the folder has no program or one that does not say what
-            is right, or another such run is going on.
+            is right, or the port of the programs does not get free.
     """
     programs = read_folder(folder)
-    with _Host(programs) as host:
+    with _Host(programs, await _port(_TURN_S)) as host:
         async with Pool(limits, weaken=weaken) as pool:
             if pool.sandbox.tier == "C":  # even if the user has accepted it for other programs
                 raise SandboxError(f"hostile programs are not run here: {pool.sandbox.refusal()}")
@@ -136,6 +140,32 @@ def read_folder(folder: Path) -> dict[str, str]:
                 "`# Spins for ever. RIGHT: timeout`"
             )
     return programs
+
+
+async def _port(patience_s: float) -> socket.socket:
+    """The listener that programs look for; waits for those who have it, such as another run.
+
+    Raises:
+        SandboxError: they keep it.
+    """
+    give_up = time.monotonic() + patience_s
+    while True:
+        listener = socket.socket()
+        try:
+            # A connection of an earlier run may linger; a living listener is refused all the same.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", PORT))
+            listener.listen()
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRINUSE or time.monotonic() > give_up:
+                raise SandboxError(
+                    f"port {PORT} is taken ({error}): is another run of hostile programs going on?"
+                ) from error
+            await asyncio.sleep(_TURN_TICK_S)
+        else:
+            listener.setblocking(False)
+            return listener
 
 
 async def _outcome(pool: Pool, program: str) -> tuple[str, str]:
@@ -181,21 +211,10 @@ class _Host:
     """What is laid out for the programs, and what is looked at before, between and after."""
 
     programs: dict[str, str]
+    listener: socket.socket  # it is closed here
     found: dict[str, str] = field(default_factory=dict)  # what is wrong, by check
 
     def __enter__(self) -> "_Host":
-        self._listener = socket.socket()
-        # A connection of an earlier run may linger; a living listener is refused all the same.
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            self._listener.bind(("127.0.0.1", PORT))  # also keeps two such runs apart
-        except OSError as error:
-            self._listener.close()
-            raise SandboxError(
-                f"port {PORT} is taken ({error}): is another run of hostile programs going on?"
-            ) from error
-        self._listener.listen()
-        self._listener.setblocking(False)
         shutil.rmtree(CANARY, ignore_errors=True)
         CANARY.mkdir()
         CANARY.chmod(0o777)  # only the sandbox keeps a program out
@@ -210,7 +229,7 @@ class _Host:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._listener.close()
+        self.listener.close()
         shutil.rmtree(CANARY, ignore_errors=True)
 
     async def watch(self, pool: Pool) -> None:
@@ -258,7 +277,7 @@ class _Host:
             )
             self.found["canary"] = f"changed: {', '.join(names)}"
         with contextlib.suppress(BlockingIOError):
-            self._listener.accept()[0].close()
+            self.listener.accept()[0].close()
             self.found["port"] = "somebody connected to it"
         if new := self._named_files() - self._files:
             self.found["files"] = f"new: {', '.join(sorted(new)[:5])}"

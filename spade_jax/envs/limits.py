@@ -4,6 +4,7 @@ Linux only. How a worker is confined is in `confine`.
 
 import ctypes
 import os
+import re
 import resource
 import signal
 import sys
@@ -34,6 +35,7 @@ _SWEEP_S = 2.0
 _SWEEP_ROUNDS = 1000
 _PROC = Path("/proc")
 _PF_EXITING = 4
+_KIB_IN_USE = re.compile(rb"^Vm(?:RSS|PTE):\s+(\d+) kB$", re.MULTILINE)
 _ROOT = str(Path(__file__).resolve().parents[2])
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); from {} import main; del sys.path[0]; main()"
@@ -183,12 +185,13 @@ def address_space() -> int:
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory a process has in use, those it shares with its zygote included."""
+    """Bytes of memory a process has in use, those it shares with its zygote included, and those of
+    the kernel's tables of them: these alone can be larger than what they map."""
     try:
-        fields = (_PROC / f"{pid}/statm").read_text().split()
+        status = (_PROC / f"{pid}/status").read_bytes()
     except OSError:  # it is gone
         return 0
-    return int(fields[1]) * resource.getpagesize()
+    return sum(map(int, _KIB_IN_USE.findall(status))) << 10
 
 
 def _prctl(option: int, value: int) -> None:

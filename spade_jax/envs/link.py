@@ -371,6 +371,7 @@ async def launch(
             settings.memory_bytes,
             settings.spare_workers,
             settings.pool_memory_bytes,
+            settings.max_workers,
             weaken,
             json.dumps(list(package_path)),
         )

@@ -1,12 +1,17 @@
 """Births and deaths of worker processes: the supervisor's zygotes and the spare workers they keep
 ready. Standard library only.
 
-A worker is forked by a zygote, confines itself and says so before it is given anything. A few are
-born ahead of need: a program that finds one waits for its own loading only. None ever serves a
-second program. What workers do in between is the supervisor's business.
+A zygote lives in namespaces of its own and in the pool's cgroup where this host has them. A worker
+is forked by a zygote, confines itself and says so before it is given anything. A few are born ahead
+of need: a program that finds one waits for its own loading only. None ever serves a second program.
+What workers do in between is the supervisor's business.
+
+A worker's number in its zygote's namespace is not the one it has here. The zygote, which has not
+reaped it, opens a descriptor of it: who is signalled by that is never a stranger.
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import json
 import mmap
@@ -20,13 +25,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from spade_jax.envs import limits, tier, wire
+from spade_jax.envs import apart, cgroup, limits, namespaces, tier, wire
 
 REPLICAS = 2  # zygotes: replay in the other one shows what depends on addresses or on hashes
 BIRTH_S = 60.0  # a fork or a reaping that takes longer means that the zygote is stuck
 _REFILL_S = 0.02  # after a spare is taken or one retires: loading a program comes first
 _CHUNK = 1 << 16  # the longest word of a zygote is what its probe found
 _NEVER = float("inf")
+_MAX_ZYGOTES = 12  # of this package and of others, and
+_WORKER_BYTES = 4 << 20  # of one that has done nothing: bounds of what the cgroup allows for
+_BASE_BYTES = 64 << 20
+_BASE_PROCESSES = 64
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -51,7 +60,8 @@ class Worker:
     channel: socket.socket
     progress: mmap.mmap
     number: int = 0  # the trainer's, 0 while it is a spare
-    pid: int = 0  # 0 until it is forked
+    pid: int = 0  # as seen from here; 0 until it is forked
+    process: int = -1  # a descriptor of it; -1 where the kernel has none: its number will do then
     deadline: float = _NEVER  # when to look after the request it is at, the fork, or the reaping
     confined: bool = False  # it said so; it is sent nothing before
     dying: bool = False  # its channel closed; the zygote is asked how it ended
@@ -70,6 +80,14 @@ class Worker:
     grown_bytes: int = 0  # memory it has added since
     touched: bool = False  # it worked since its memory was measured
 
+    def kill(self) -> None:
+        """End it; whoever has its number by now, no other is hit."""
+        with contextlib.suppress(ProcessLookupError):  # its zygote is gone, and it with it
+            if self.process >= 0:
+                signal.pidfd_send_signal(self.process, signal.SIGKILL)
+            else:
+                os.kill(self.pid, signal.SIGKILL)
+
 
 @dataclass(eq=False)
 class Zygote:
@@ -77,8 +95,10 @@ class Zygote:
 
     replica: int
     package: str  # that it has imported; "" for the plain ones
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | namespaces.Process
     control: socket.socket
+    group: cgroup.Group | None = None  # of itself and its workers, in that of the pool
+    bait: apart.Bait | None = None  # while it tries to reach it
     sandbox: tier.Sandbox | None = None  # what its probe found; None until it is ready
     spares: list[Worker] = field(default_factory=list)  # oldest first
 
@@ -88,15 +108,18 @@ class Nursery:
 
     Args:
         spares: workers kept ready by each zygote.
-        weaken: layers of the sandbox to do without: see `confine.prepare`.
+        weaken: layers of the sandbox to do without: "namespaces", "cgroup", and those of
+            `confine.prepare`.
         package_path: folders, as JSON, where packages are looked for first.
+        pool_memory_bytes: memory that all workers together may add, and
+        max_workers: how many the trainer wants at once: the cgroup allows a little more.
         watch: call a function whenever a connection can be read; `unwatch` ends that.
         on_ready: all zygotes are up, for the first time; this is the least of what contains their
             workers.
         on_unfit: a zygote cannot confine workers.
         on_born: a worker has a process; what it sends can be read.
         on_failed: a worker could not be forked.
-        on_reaped: a worker that was asked for has ended with this code.
+        on_reaped: the worker of this birth, which was asked for, has ended with this code.
         on_lost: a zygote ended, and the workers below it with it.
     """
 
@@ -107,6 +130,8 @@ class Nursery:
         weaken: str,
         package_path: str,
         *,
+        pool_memory_bytes: int,
+        max_workers: int,
         watch: Callable[[socket.socket, Callable[[], None]], None],
         unwatch: Callable[[socket.socket], None],
         on_ready: Callable[[tier.Sandbox], None],
@@ -132,7 +157,17 @@ class Nursery:
         self._last_birth = 0
         self._retired: list[Worker] = []  # to be ended with the next refill
         self._unborn: dict[int, Worker] = {}  # asked for and not yet forked, by birth
-        self._told_ready = False
+        self._told: tier.Sandbox | None = None  # what the trainer knows; nobody lives in less
+        self._num_started = 0
+        self._no_namespaces: tier.Layer | None = None
+        if "namespaces" in weaken.split(","):
+            self._no_namespaces = _turned_off(tier.NAMESPACES)
+        self._group: cgroup.Group | None = None
+        self._no_group: tier.Layer | None = None
+        if "cgroup" in weaken.split(","):
+            self._no_group = _turned_off(tier.CGROUP)
+        else:
+            self._make_group(pool_memory_bytes, max_workers)
         self.zygotes = [self._start(replica, "") for replica in range(REPLICAS)]
 
     def stop(self) -> None:
@@ -140,7 +175,11 @@ class Nursery:
         for zygote in self.zygotes:
             zygote.process.kill()
             zygote.process.wait()
+            if zygote.bait is not None:
+                zygote.bait.close()
         limits.sweep()
+        if self._group is not None:
+            self._group.remove()
 
     def claim(self, replica: int, package: str) -> Worker:
         """A worker for a program: the oldest spare, or one that is yet to be forked."""
@@ -183,18 +222,22 @@ class Nursery:
             spares.remove(worker)
         if worker.pid and not worker.dying:
             self.reap(worker)
+        if worker.process >= 0:
+            os.close(worker.process)
+            worker.process = -1
 
     def reap(self, worker: Worker) -> None:
         """End a worker and have its zygote say how it ended."""
-        with contextlib.suppress(ProcessLookupError):  # its zygote is gone, and it with it
-            os.kill(worker.pid, signal.SIGKILL)
-        self._tell(worker.zygote, ["reap", worker.pid])
+        worker.kill()
+        self._tell(worker.zygote, ["reap", worker.birth])
 
     def replace(self, zygote: Zygote) -> None:
         """Start another zygote for one that ended; that of a package when it is asked for."""
         self.zygotes.remove(zygote)
         # What it may leave is tried again the next time.
         limits.sweep(keep=[other.process.pid for other in self.zygotes])
+        if zygote.group is not None:
+            zygote.group.remove()
         if not zygote.package:
             self.zygotes.append(self._start(zygote.replica, ""))
 
@@ -211,18 +254,80 @@ class Nursery:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with theirs:
-            arguments = (theirs.fileno(), os.getpid(), self._memory_bytes, self._weaken)
             # A few datasets of packages depend on the order of hashes, and fail replay by it.
             hash_seed = 0 if package else replica
-            process = subprocess.Popen(
-                limits.command("spade_jax.envs.zygote", *arguments, package, self._package_path),
-                pass_fds=[theirs.fileno()],
-                env=limits.environment(hash_seed=hash_seed),
-                stdin=subprocess.DEVNULL,
-            )
+            process = self._run(theirs.fileno(), package, limits.environment(hash_seed=hash_seed))
         zygote = Zygote(replica, package, process, ours)
         self._watch(ours, lambda: self._read(zygote))
         return zygote
+
+    def _run(
+        self, control: int, package: str, environment: dict[str, str]
+    ) -> subprocess.Popen[bytes] | namespaces.Process:
+        """A zygote's process: in namespaces if they can be had."""
+
+        def command(parent: int) -> list[str]:
+            arguments = (control, parent, self._memory_bytes, self._weaken, package)
+            return limits.command("spade_jax.envs.zygote", *arguments, self._package_path)
+
+        if self._no_namespaces is None:
+            try:
+                nobody = 0  # that is visible from inside
+                needed = (os.__file__, __file__)
+                return namespaces.start(command(nobody), environment, control, needed)
+            except namespaces.ApartError as error:
+                self._no_namespaces = error.layer
+        return subprocess.Popen(
+            command(os.getpid()), pass_fds=[control], env=environment, stdin=subprocess.DEVNULL
+        )
+
+    def _make_group(self, pool_memory_bytes: int, max_workers: int) -> None:
+        spares = _MAX_ZYGOTES * self._num_spares
+        memory_bytes = pool_memory_bytes + _BASE_BYTES + _WORKER_BYTES * (max_workers + spares)
+        processes = 2 * max_workers + spares + _BASE_PROCESSES
+        try:
+            self._group = cgroup.create(memory_bytes, processes)
+        except OSError as error:
+            self._no_group = cgroup.missing(error)
+            return
+        self._extent = f"{memory_bytes >> 20} MiB and {processes} processes in all"
+
+    def _settle(self, zygote: Zygote) -> None:
+        """Put a zygote that has loaded all into its group, and have it try what it is now refused;
+        what it loaded does not count against the limit."""
+        in_group = self._no_group
+        if in_group is None and self._group is not None:
+            self._num_started += 1
+            try:
+                zygote.group = self._group.below(str(self._num_started))
+                zygote.group.limit(apart.TRIAL_BYTES, apart.TRIAL_PROCESSES)
+                zygote.group.join(zygote.process.pid)
+                in_group = tier.Layer(tier.CGROUP, True, self._extent)
+            except OSError as error:
+                in_group = cgroup.missing(error)
+        in_namespaces = self._no_namespaces
+        if isinstance(zygote.process, namespaces.Process):
+            in_namespaces = tier.Layer(tier.NAMESPACES, True, zygote.process.kind)
+        zygote.bait = apart.Bait()
+        layers = [dataclasses.asdict(layer) for layer in (in_namespaces, in_group) if layer]
+        least = self._told.tier if self._told else tier.TIERS[-1]
+        self._tell(zygote, ["try", [layers, zygote.bait.told, least]])
+
+    def _settled(self, zygote: Zygote, sandbox: tier.Sandbox) -> None:
+        """Let a zygote have workers."""
+        if zygote.bait is not None:
+            zygote.bait.close()
+            zygote.bait = None
+        if zygote.group is not None:
+            zygote.group.limit(None, None)  # those of the pool's group are left
+        if self._told and not zygote.package and (problem := sandbox.shortfall(self._told.tier)):
+            raise RuntimeError(problem)  # another supervisor may do better, or says what is left
+        zygote.sandbox = sandbox
+        found = [other.sandbox for other in self.zygotes if other.sandbox]
+        if self._told is None and len(found) == REPLICAS:  # the trainer waits for it at the start
+            self._told = tier.worst(found)
+            self._on_ready(self._told)
+        self.refill_at = time.monotonic()
 
     def _fork(self, zygote: Zygote) -> Worker:
         self._last_birth += 1
@@ -251,26 +356,26 @@ class Nursery:
 
     def _read(self, zygote: Zygote) -> None:
         try:
-            data = zygote.control.recv(_CHUNK)
+            data, descriptors, _, _ = socket.recv_fds(
+                zygote.control, _CHUNK, 1, socket.MSG_CMSG_CLOEXEC
+            )
         except BlockingIOError:
             return
         except ConnectionError:
-            data = b""
+            data, descriptors = b"", []
         if not data:
             self._lost(zygote)
             return
         operation, *arguments = json.loads(data)
-        if operation == "ready":
-            zygote.sandbox = tier.loads(*arguments)
-            found = [other.sandbox for other in self.zygotes if other.sandbox]
-            if not self._told_ready and len(found) == REPLICAS:
-                self._told_ready = True  # once: the trainer waits for it only at the start
-                self._on_ready(tier.worst(found))
-            self.refill_at = time.monotonic()
+        if operation == "loaded":
+            self._settle(zygote)
+        elif operation == "ready":
+            self._settled(zygote, tier.loads(*arguments))
         elif operation == "unfit":
             self._on_unfit(*arguments)
         elif operation == "forked":
-            self._forked(zygote, *arguments)
+            birth, pid = arguments
+            self._forked(birth, pid, descriptors)
         elif operation == "failed":
             birth, detail = arguments
             worker = self._unborn.pop(birth)
@@ -281,11 +386,15 @@ class Nursery:
         else:
             self._on_reaped(*arguments)
 
-    def _forked(self, zygote: Zygote, birth: int, pid: int) -> None:
+    def _forked(self, birth: int, pid: int, descriptors: list[int]) -> None:
         worker = self._unborn.pop(birth)
         worker.pid = pid
+        if descriptors:
+            (worker.process,) = descriptors
+        if isinstance(worker.zygote.process, namespaces.Process):
+            worker.pid = namespaces.outer_pid(worker.process)
         if worker.channel.fileno() < 0:  # killed while it was being born
-            self._tell(zygote, ["reap", pid])
+            self.drop(worker)
             return
         self._on_born(worker)
 
@@ -294,10 +403,13 @@ class Nursery:
         zygote.control.close()
         zygote.process.kill()
         zygote.process.wait()
+        if zygote.bait is not None:
+            zygote.bait.close()
         if zygote.sandbox is None and not zygote.package:
-            raise RuntimeError(
-                f"a zygote ended with code {zygote.process.returncode} while starting"
-            )
+            problem = f"a zygote ended with code {zygote.process.returncode} while starting"
+            if self._told or not isinstance(zygote.process, namespaces.Process):
+                raise RuntimeError(problem)
+            self._no_namespaces = tier.Layer(tier.NAMESPACES, False, f"{problem} in them")
         self._unborn = {b: w for b, w in self._unborn.items() if w.zygote is not zygote}
         retired = [worker for worker in self._retired if worker.zygote is zygote]
         self._retired = [worker for worker in self._retired if worker.zygote is not zygote]
@@ -305,3 +417,7 @@ class Nursery:
             worker.dying = True  # nobody is left to ask
             self.drop(worker)
         self._on_lost(zygote)
+
+
+def _turned_off(name: str) -> tier.Layer:
+    return tier.Layer(name, False, "turned off")

@@ -22,7 +22,6 @@ import shutil
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -31,7 +30,7 @@ from spade_jax.envs import confine, limits, seccomp
 from spade_jax.envs.tier import Attempt, Layer, Sandbox
 
 Act = Callable[[], object]
-_DONE = "done"
+DONE = "done"
 _REFUSALS = frozenset(
     {"EPERM", "EACCES", "EAGAIN", "ENOSYS", "ENOMEM", "EAFNOSUPPORT", "SIGSYS", "EOPNOTSUPP"}
 )
@@ -53,12 +52,12 @@ def run(walls: confine.Walls) -> tuple[confine.Walls, Sandbox]:
     Raises:
         OSError: not even a child can be started and confined.
     """
-    started = _cpu_s()
+    started = cpu_s()
     with _bait() as bait:
         while True:
             acts = _acts(walls, bait)
             try:
-                found = _ask(walls, lambda acts=acts: _report(acts))
+                found = ask(walls, lambda acts=acts: _report(acts))
                 break
             except confine.LayerError as error:
                 walls = walls.without(error)
@@ -66,13 +65,13 @@ def run(walls: confine.Walls) -> tuple[confine.Walls, Sandbox]:
             raise OSError(errno.EIO, f"the probe of the sandbox ended early: {found}")
         answers: dict[str, str] = found["answers"]
         for name, act in _alone().items():
-            answers[name] = _ask(walls, lambda act=act: _answer(act))
+            answers[name] = ask(walls, lambda act=act: answer(act))
     attempts = tuple(Attempt(name, answer in _REFUSALS, answer) for name, answer in answers.items())
     tier = "C"
     if all(attempt.refused for attempt in attempts):
         tier = "B" if walls.rules is None else "A"
     layers = tuple(_layers(walls, found))
-    return walls, Sandbox(tier, layers, attempts, os.uname().release, _cpu_s() - started)
+    return walls, Sandbox(tier, layers, attempts, os.uname().release, cpu_s() - started)
 
 
 def _acts(walls: confine.Walls, bait: str) -> dict[str, Act]:
@@ -151,13 +150,14 @@ def _alone() -> dict[str, Act]:
 def _report(acts: dict[str, Act]) -> dict[str, Any]:
     """What a child has to say of itself."""
     return {
-        "answers": {name: _answer(act) for name, act in acts.items()},
+        "answers": {name: answer(act) for name, act in acts.items()},
         "uid": os.getuid(),
-        "imports": _answer(lambda: open(os.__file__).close()),
+        "imports": answer(lambda: open(os.__file__).close()),
     }
 
 
-def _answer(act: Act) -> str:
+def answer(act: Act) -> str:
+    """Try an act; returns the errno of its refusal by name, or `DONE`."""
     try:
         act()
     except OSError as error:
@@ -168,10 +168,10 @@ def _answer(act: Act) -> str:
         return "EAGAIN"
     except MemoryError:
         return "ENOMEM"
-    return _DONE
+    return DONE
 
 
-def _ask(walls: confine.Walls, work: Callable[[], Any]) -> Any:
+def ask(walls: confine.Walls, work: Callable[[], Any]) -> Any:
     """The result of `work` in a confined child, or how the child ended."""
     ours, theirs = socket.socketpair()
     parent = os.getpid()
@@ -183,17 +183,21 @@ def _ask(walls: confine.Walls, work: Callable[[], Any]) -> Any:
             os._exit(1)
     with ours:
         theirs.close()
-        said = b""
+        said, ended = b"", False
         give_up = time.monotonic() + _PATIENCE_S
         while select.select([ours], [], [], max(0.0, give_up - time.monotonic()))[0]:
-            if not (data := ours.recv(1 << 16)):
+            if ended := not (data := ours.recv(1 << 16)):
                 break
             said += data
     with contextlib.suppress(OSError):
         os.kill(pid, signal.SIGKILL)  # does nothing to one that has ended
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if not said and not ended:
+        return "no answer"
     if not said:
-        return {0: _DONE, -signal.SIGSYS: "SIGSYS"}.get(code, f"exit {code}")
+        return {0: DONE, -signal.SIGSYS: "SIGSYS", -signal.SIGKILL: "SIGKILL"}.get(
+            code, f"exit {code}"
+        )
     kind, value = json.loads(said)
     if kind == "layer":
         raise confine.LayerError(value[0], OSError(value[1], os.strerror(value[1])))
@@ -221,7 +225,7 @@ def _child(channel: int, parent: int, walls: confine.Walls, work: Callable[[], A
 def _bait() -> Iterator[str]:
     """A file that everybody may change, in such a folder; "" where none can be made."""
     try:
-        folder = tempfile.mkdtemp()
+        folder = confine.new_folder()
     except OSError:
         yield ""
         return
@@ -258,7 +262,7 @@ def _layers(walls: confine.Walls, found: dict[str, Any]) -> Iterator[Layer]:
         else:
             cure = _CURES.get((name, error.errno or 0), _SAME_CURE)
             yield Layer(name, False, str(error.strerror), cure)
-    if found["imports"] == _DONE:
+    if found["imports"] == DONE:
         yield Layer("imports", True, "all")
     elif walls.rules is None and walls.filter is not None:
         yield Layer("imports", False, _loaded("no file can be opened"), "get Landlock to work")
@@ -308,7 +312,8 @@ def _called(result: int) -> int:
     return result
 
 
-def _cpu_s() -> float:
+def cpu_s() -> float:
+    """Processor seconds of this process and of those that it has started and reaped."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 

@@ -47,6 +47,7 @@ class Supervisor:
         memory_bytes: int,
         spares: int,
         pool_memory_bytes: int,
+        max_workers: int,
         weaken: str,
         package_path: str,
     ) -> None:
@@ -68,6 +69,8 @@ class Supervisor:
             spares,
             weaken,
             package_path,
+            pool_memory_bytes=pool_memory_bytes,
+            max_workers=max_workers,
             watch=self._watch,
             unwatch=self._unwatch,
             on_ready=lambda sandbox: self._tell_ready("ok", sandbox.dumps()),
@@ -279,9 +282,9 @@ class Supervisor:
         self._unwatch(worker.channel)
         self._nursery.reap(worker)
 
-    def _reaped(self, pid: int, code: int) -> None:
+    def _reaped(self, birth: int, code: int) -> None:
         for worker in self._workers.values():
-            if worker.dying and worker.pid == pid:
+            if worker.dying and worker.birth == birth:
                 self._fail(worker, *verdicts.ending(worker, code))
                 return
 
@@ -409,7 +412,7 @@ def _wanted(blocked: bool) -> int:
 
 def main() -> None:
     """Serve the trainer at the other end of the descriptor given, until it is gone."""
-    descriptor, parent, memory_bytes, spares, pool_memory_bytes = map(int, sys.argv[1:6])
+    descriptor, parent, memory_bytes, spares, pool_memory_bytes, workers = map(int, sys.argv[1:7])
     limits.die_with_parent(parent)
     limits.adopt_orphans()
     limits.few_files()
@@ -419,8 +422,10 @@ def main() -> None:
         trainer.sendall(wire.frame(head, wire.dumps(["infrastructure", problem])))
         return
     trainer.setblocking(False)
-    weaken, package_path = sys.argv[6:]
-    supervisor = Supervisor(trainer, memory_bytes, spares, pool_memory_bytes, weaken, package_path)
+    weaken, package_path = sys.argv[7:]
+    supervisor = Supervisor(
+        trainer, memory_bytes, spares, pool_memory_bytes, workers, weaken, package_path
+    )
     try:
         supervisor.run()
     finally:

@@ -1,12 +1,12 @@
 """How well this host contains workers, as a probe child found by trying. Standard library only.
 
+    S   as A, in namespaces of its zygote's own, and under the kernel's limits on the whole pool
     A   seccomp and Landlock
     B   seccomp, which then allows no file to be opened: no import after the fork
     C   something that must be refused was not: programs run only if the user accepts it
 
-The tier says what was refused, never what was configured. Nothing here puts the zygotes into
-namespaces or cgroups: who wants more than A starts the whole run in a container or a virtual
-machine of its own.
+The tier says what was refused, never what was configured. A container or a virtual machine around
+the whole run is not counted, as the trainer would be in it as well.
 """
 
 import json
@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 ACCEPT = "I-accept"
-TIERS = "ABC"  # best first
+TIERS = "SABC"  # best first
 UNSAFE = "unsafe"
+NAMESPACES, CGROUP = "namespaces", "cgroup"  # the layers that S has and A can do without
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Sandbox:
     attempts: tuple[Attempt, ...]
     kernel: str
     probe_s: float  # processor time of the probe
+    apart: tuple[Attempt, ...] = ()  # what a child with neither filter nor rules tried; decides S
 
     @property
     def allowed(self) -> tuple[str, ...]:
@@ -63,11 +65,16 @@ class Sandbox:
         walls = ", ".join(
             f"{layer.name} {layer.detail if layer.present else 'no'}" for layer in self.layers
         )
-        refused = sum(attempt.refused for attempt in self.attempts)
         return (
-            f"sandbox={self.label}: {refused} of {len(self.attempts)} forbidden acts refused "
+            f"sandbox={self.label}: {self.score} forbidden acts refused "
             f"({walls}; kernel {self.kernel})"
         )
+
+    @property
+    def score(self) -> str:
+        """How many of the acts that were tried were refused."""
+        tried = (*self.attempts, *self.apart)
+        return f"{sum(attempt.refused for attempt in tried)} of {len(tried)}"
 
     def missing(self) -> list[str]:
         """A line for each layer that is not there: why, and what to do about it."""
@@ -78,23 +85,35 @@ class Sandbox:
         ]
 
     def warnings(self) -> list[str]:
-        """Those of the missing layers that something can be done about."""
+        """Those of the missing layers that A needs and something can be done about."""
         return [
             f"{layer.name}: {layer.detail}; {layer.fix}"
             for layer in self.layers
-            if not layer.present and layer.fix
+            if not layer.present and layer.fix and layer.name not in (NAMESPACES, CGROUP)
         ]
 
     def refusal(self) -> str:
         """Why programs must not run here, for a user who has not accepted it; "" if they may."""
         if self.tier != "C":
             return ""
-        walls = [text for text in self.missing() if not text.startswith("imports")]
+        helpful = ("imports", NAMESPACES, CGROUP)
+        walls = [text for text in self.missing() if not text.startswith(helpful)]
         missing = f" (missing: {' | '.join(walls)})" if walls else ""
         return (
             f"this host does not contain generated programs: they could {', '.join(self.allowed)}"
             f"{missing}; run where the sandbox works, or accept the "
             f"danger with --envs.unsafe-sandbox={ACCEPT}"
+        )
+
+    def shortfall(self, least: str) -> str:
+        """Why this is less than a tier, if it is."""
+        if TIERS.index(self.tier) <= TIERS.index(least):
+            return ""
+        why = self.missing()
+        if self.tier == "A":
+            why = [text for text in why if text.startswith((NAMESPACES, CGROUP))]
+        return f"workers are at tier {self.tier}, less than the {least} of the pool: " + " | ".join(
+            why
         )
 
     def dumps(self) -> str:
@@ -106,7 +125,8 @@ def loads(text: str) -> Sandbox:
     """The reverse of `Sandbox.dumps`."""
     fields: dict[str, Any] = json.loads(text)
     fields["layers"] = tuple(Layer(**layer) for layer in fields["layers"])
-    fields["attempts"] = tuple(Attempt(**attempt) for attempt in fields["attempts"])
+    for name in ("attempts", "apart"):
+        fields[name] = tuple(Attempt(**attempt) for attempt in fields[name])
     return Sandbox(**fields)
 
 

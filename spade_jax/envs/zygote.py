@@ -3,7 +3,7 @@
 It may have imported a package of public environments; nothing else is special about it then.
 It has one thread and no secret, and parses nothing that a program wrote. Before it is ready it
 builds the walls of its workers and has them probed. A worker stays unreaped until the supervisor
-asks, so the supervisor can signal it by number without ever hitting a stranger.
+asks, and is known to it by a descriptor, as its number differs outside of a namespace.
 
 What programs ordinarily import is loaded here, submodules that would be imported at first use
 included: a worker that may not open files, or not those of the interpreter, then has it all the
@@ -11,6 +11,7 @@ same.
 """
 
 import contextlib
+import errno
 import gc
 import importlib
 import json
@@ -20,9 +21,11 @@ import signal
 import socket
 import sys
 import warnings
+from collections.abc import Iterator, Sequence
 
-from spade_jax.envs import confine, limits, probe, wire, worker
+from spade_jax.envs import apart, confine, limits, probe, tier, wire, worker
 
+_CHUNK = 1 << 16
 _ALSO_LOADED = (
     "_strptime", "argparse", "ast", "base64", "binascii", "builtins", "calendar", "codecs",
     "collections.abc", "colorsys", "configparser", "contextvars", "copyreg", "csv", "errno",
@@ -48,8 +51,9 @@ _ALSO_LOADED = (
 
 
 def main() -> None:
-    """Serve `["fork", number]` (with a channel and a page of memory) and `["reap", pid]` until the
-    supervisor ends.
+    """Say "loaded", try what there is to try when the supervisor says `["try", what]`, say "ready",
+    and serve `["fork", birth]` (with a channel and a page of memory) and `["reap", birth]` until
+    the supervisor ends.
     """
     descriptor, parent, memory_bytes = map(int, sys.argv[1:4])
     weaken, package, package_path = sys.argv[4], sys.argv[5], json.loads(sys.argv[6])
@@ -70,19 +74,26 @@ def main() -> None:
         return
     gc.collect()
     gc.freeze()
-    _tell(control, "ready", sandbox.dumps())
-    workers: set[int] = set()
+    _tell(control, "loaded")
+    workers: dict[int, int] = {}  # number of the process, by birth
+    waiting: list[tuple[int, list[int]]] = []  # asked for before it is ready
+    ready = False
     while True:
-        message, descriptors, _, _ = socket.recv_fds(control, 4096, 2)
+        message, descriptors, _, _ = socket.recv_fds(control, _CHUNK, 2)
         if not message:
             return
         operation, argument = json.loads(message)
-        if operation == "fork" and problem:
-            _tell(control, "failed", argument, problem)
-            for descriptor in descriptors:
-                os.close(descriptor)
+        if operation == "try":
+            layers, bait, least = argument
+            sandbox = apart.run(walls, sandbox, [tier.Layer(**layer) for layer in layers], bait)
+            _tell(control, "ready", sandbox.dumps())
+            ready, problem = True, problem or sandbox.shortfall(least)
+            for birth, given in waiting:
+                _fork(control, birth, given, walls, workers, problem)
+        elif operation == "fork" and not ready:
+            waiting.append((argument, descriptors))
         elif operation == "fork":
-            _fork(control, argument, descriptors, walls, workers)
+            _fork(control, argument, descriptors, walls, workers, problem)
         else:
             _tell(control, "reaped", argument, _reap(argument, workers))
 
@@ -98,23 +109,27 @@ def _load(package: str) -> str:
     return ""
 
 
-def _tell(control: socket.socket, *message: object) -> None:
-    control.send(json.dumps(message).encode())
+def _tell(control: socket.socket, *message: object, descriptors: Sequence[int] = ()) -> None:
+    socket.send_fds(control, [json.dumps(message).encode()], descriptors)
 
 
 def _fork(
     control: socket.socket,
-    number: int,
+    birth: int,
     descriptors: list[int],
     walls: confine.Walls,
-    workers: set[int],
+    workers: dict[int, int],
+    problem: str,
 ) -> None:
-    """Fork worker `number`, whose channel and page of progress are given; close both here."""
+    """Fork the worker whose channel and page of progress are given, unless there is a problem;
+    close both here."""
     zygote = os.getpid()
     try:
+        if problem:
+            raise OSError(problem)
         pid = os.fork()
     except OSError as error:
-        _tell(control, "failed", number, str(error))
+        _tell(control, "failed", birth, str(error))
     else:
         if pid == 0:
             control.detach()  # `confine` closes it, and its number may be used again
@@ -124,10 +139,27 @@ def _fork(
                 _live(channel, progress, zygote, walls)
             finally:
                 os._exit(1)
-        workers.add(pid)
-        _tell(control, "forked", number, pid)
+        workers[birth] = pid
+        with _opened(pid) as process:
+            _tell(control, "forked", birth, pid, descriptors=process)
     for descriptor in descriptors:
         os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _opened(pid: int) -> Iterator[list[int]]:
+    """A descriptor of a child, if the kernel has them; it has where it has what namespaces take."""
+    try:
+        process = os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EPERM):  # an old kernel, a container's profile
+            raise
+        yield []
+        return
+    try:
+        yield [process]
+    finally:
+        os.close(process)
 
 
 def _live(channel: int, progress: mmap.mmap, zygote: int, walls: confine.Walls) -> None:
@@ -141,13 +173,14 @@ def _live(channel: int, progress: mmap.mmap, zygote: int, walls: confine.Walls) 
     worker.serve(limits.CHANNEL, progress)
 
 
-def _reap(pid: int, workers: set[int]) -> int:
+def _reap(birth: int, workers: dict[int, int]) -> int:
     """End a worker with everything it started; returns its exit code, negative for a signal."""
+    pid = workers[birth]
     os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(ProcessLookupError):  # it has not yet made its session
         os.killpg(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    workers.discard(pid)
-    if not limits.sweep(keep=workers):
+    del workers[birth]
+    if not limits.sweep(keep=workers.values()):
         sys.exit("a program forks faster than it can be ended; its zygote gives up")
     return os.waitstatus_to_exitcode(status)

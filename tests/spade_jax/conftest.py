@@ -1,5 +1,6 @@
 """A look at the processes below one."""
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,22 @@ def _descendants(pid: int) -> set[int]:
 def descendants() -> Callable[[int], set[int]]:
     """A function: all processes below one, zombies included."""
     return _descendants
+
+
+@pytest.fixture(scope="session")
+def seen_pid() -> Callable[[int], int]:
+    """A function: the number that a process below this one has here, of what it calls itself."""
+
+    def find(own: int) -> int:
+        found = []
+        for pid in _descendants(os.getpid()):
+            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+                if line.startswith("NSpid:") and int(line.split()[-1]) == own:
+                    found.append(pid)
+        (pid,) = found
+        return pid
+
+    return find
 
 
 @pytest.fixture(scope="session")

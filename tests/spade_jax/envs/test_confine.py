@@ -29,11 +29,11 @@ def status(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def test_the_kernel_says_what_a_worker_is(shared):
+def test_the_kernel_says_what_a_worker_is(shared, seen_pid):
     async def play() -> list[dict[str, str]]:
         instances = [await shared.pool.open(f"{TELLING}# {n}", 1) for n in range(2)]
         assert not any(isinstance(instance, Fault) for instance in instances)
-        found = [status(int(instance.observation)) for instance in instances]
+        found = [status(seen_pid(int(instance.observation))) for instance in instances]
         for instance in instances:
             await instance.close()
         return found

@@ -1,5 +1,6 @@
 """Every hostile program gets an outcome that its first line allows, and the host stays as it was:
-as root and as a normal user, with Landlock, with its first version only, and without.
+as root and as a normal user, in namespaces and a cgroup and in neither, with Landlock, with its
+first version only, and without.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import as_user
 import pytest
 
 from spade_jax.envs import hostile
@@ -18,7 +20,6 @@ from spade_jax.errors import SandboxError
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAMS = ROOT / "tests" / "hostile_envs"
-USER = 54321
 NUM_HOST_CHECKS = 8
 # A normal user may not be able to run the interpreter at all, such as one below /root: the right to
 # read past modes makes that possible. Workers give it up like every other.
@@ -41,23 +42,30 @@ if user != os.geteuid():
 
 from spade_jax.envs import hostile
 from spade_jax.envs.limits import Limits
+from spade_jax.envs.pool import Pool
 
-limits = Limits(load_s=0.5, reset_s=0.5, step_s=1.0, max_workers=8)
-rows = asyncio.run(hostile.run_folder(folder, limits, weaken=weaken))
-print(json.dumps([dataclasses.asdict(row) | {"ok": row.ok} for row in rows]))
+async def play():
+    limits = Limits(load_s=0.5, reset_s=0.5, step_s=1.0, max_workers=8)
+    async with Pool(limits, weaken=weaken) as pool:
+        tier = pool.sandbox.tier
+    rows = await hostile.run_folder(folder, limits, weaken=weaken)
+    print(json.dumps([tier, [dataclasses.asdict(row) | {"ok": row.ok} for row in rows]]))
+
+asyncio.run(play())
 """
+USER = as_user.USER
 
 
-def rows(user: int, weaken: str, folder: Path = PROGRAMS) -> list[dict]:
-    command = [sys.executable, "-c", RUN, str(folder), str(user), weaken]
+def command(user: int, weaken: str) -> list[str]:
+    return [sys.executable, "-c", RUN, str(PROGRAMS), str(user), weaken]
+
+
+def contained(command: list[str], tiers: set[str]) -> None:
+    names = {path.stem for path in PROGRAMS.glob("*.py")}
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
-
-
-def contained(user: int, weaken: str) -> None:
-    names = {path.stem for path in PROGRAMS.glob("*.py")}
-    found = rows(user, weaken)
+    tier, found = json.loads(done.stdout)
+    assert tier in tiers
     assert {row["name"] for row in found if row["kind"] == "program"} == names
     assert len(found) == len(names) + NUM_HOST_CHECKS
     wrong = [row for row in found if not row["ok"]]
@@ -69,24 +77,33 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be root
 
 @needs_root
 def test_as_root():
-    contained(0, "")
+    contained(command(0, ""), as_user.best_tiers())
 
 
 def test_as_a_normal_user():
-    contained(USER if os.geteuid() == 0 else os.geteuid(), "")
+    contained(command(USER if os.geteuid() == 0 else os.geteuid(), ""), {"S", "A"})
+
+
+@pytest.mark.skipif(bool(as_user.reason()), reason=as_user.reason())
+def test_as_a_normal_user_with_control_groups_of_his_own():
+    with as_user.command(*command(USER, "")) as run:
+        contained(run, {"S"})
 
 
 @pytest.mark.slow
 @needs_root
-@pytest.mark.parametrize("weaken", ["landlock", "landlock>1"])
-def test_as_root_with_less_landlock(weaken: str):
-    contained(0, weaken)
+@pytest.mark.parametrize(
+    ("weaken", "tier"),
+    [("landlock", "B"), ("landlock>1", "SA"), ("namespaces,cgroup", "A"), ("namespaces", "A")],
+)
+def test_as_root_with_less(weaken: str, tier: str):
+    contained(command(0, weaken), set(tier))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("weaken", ["landlock", "landlock>1"])
-def test_as_a_normal_user_with_less_landlock(weaken: str):
-    contained(USER if os.geteuid() == 0 else os.geteuid(), weaken)
+@pytest.mark.parametrize(("weaken", "tier"), [("landlock", "B"), ("landlock>1", "SA")])
+def test_as_a_normal_user_with_less_landlock(weaken: str, tier: str):
+    contained(command(USER if os.geteuid() == 0 else os.geteuid(), weaken), set(tier))
 
 
 @pytest.mark.parametrize(
@@ -148,7 +165,8 @@ def test_programs_are_not_run_where_they_are_not_contained(tmp_path: Path):
 
 def test_changes_of_the_host_are_seen():
     """The checks, on changes that the test makes itself."""
-    with hostile._Host({"a": "open('/tmp/hostile_planted')"}) as host:
+    port = asyncio.run(hostile._port(0))
+    with hostile._Host({"a": "open('/tmp/hostile_planted')"}, port) as host:
         (hostile.CANARY / "weights.bin").chmod(0o600)
         planted = Path("/tmp/hostile_planted")
         planted.touch()
@@ -167,6 +185,24 @@ def test_changes_of_the_host_are_seen():
         assert host.found.keys() >= {"canary", "files", "descriptors", "processes", "port"}
         wrong = {row.name for row in host.results() if not row.ok}
         assert wrong == host.found.keys()
-        with pytest.raises(SandboxError, match="47123 is taken"), hostile._Host({}):
-            pass
+        with pytest.raises(SandboxError, match="47123 is taken"):
+            asyncio.run(hostile._port(0))
     assert not hostile.CANARY.exists()
+
+
+def test_runs_take_turns(tmp_path: Path):
+    """The programs name the port and the canary: a run waits until the one before it is done."""
+    (tmp_path / "any.py").write_text(
+        "# Anything. RIGHT: harmless\n" + STEP + "        return 'fine', 0.0, False, False, {}\n"
+    )
+
+    async def play() -> list[hostile.Result]:
+        first = await hostile._port(0)
+        waiting = asyncio.ensure_future(hostile.run_folder(tmp_path, Limits()))
+        await asyncio.sleep(0.3)
+        assert not waiting.done()
+        assert not hostile.CANARY.exists()
+        first.close()
+        return await waiting
+
+    assert all(row.ok for row in asyncio.run(play()))

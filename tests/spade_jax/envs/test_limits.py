@@ -42,7 +42,7 @@ def test_a_zygote_that_cannot_sweep_ends(monkeypatch):
         monkeypatch.setattr(zygote.os, name, lambda pid, number: None)
     monkeypatch.setattr(zygote.os, "waitpid", lambda pid, options: (pid, 9))
     with pytest.raises(SystemExit, match="gives up"):
-        zygote._reap(10**6, {10**6})
+        zygote._reap(1, {1: 10**6})
 
 
 def test_where_python_finds_its_libraries_is_passed_on(monkeypatch):
@@ -77,6 +77,24 @@ def test_a_process_that_cannot_be_seen_is_not_called_dead():
     assert limits.state(2**22 + 1) == "?"
     assert not limits.exiting(2**22 + 1)
     assert limits.state(os.getpid()) in "RS"
+
+
+# One page of each 2 MiB: a table of the kernel for every one of them, and no memory where it is
+# only read.
+FAR_PAGES = """
+import mmap, os
+before = limits.resident(os.getpid())
+no_reserve = 0x4000
+pages = mmap.mmap(-1, 4 << 30, flags=mmap.MAP_PRIVATE | no_reserve)
+pages.madvise(15)  # no huge pages
+read = [pages[start] for start in range(0, len(pages), 2 << 20)]
+print(limits.resident(os.getpid()) - before >= 2048 * 4096)
+"""
+
+
+def test_the_kernels_tables_count_as_memory():
+    assert run(FAR_PAGES) == "True\n"
+    assert limits.resident(2**22 + 1) == 0
 
 
 def test_few_files_lowers_the_soft_limit_only():

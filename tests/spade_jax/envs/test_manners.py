@@ -307,8 +307,46 @@ def test_the_largest_worker_is_ended_when_all_take_too_much():
     asyncio.run(play())
 
 
-def test_a_spare_worker_is_taken_and_replaced(descendants, all_gone):
+FAR = """
+import ctypes, time
+
+class FarEnv:
+    def reset(self, seed):
+        return "start"
+
+    def step(self, action):
+        libc = ctypes.CDLL(None)
+        libc.mmap.restype = ctypes.c_void_p
+        read, private_anonymous_fixed = 1, 0x32
+        for index in range(int(action)):
+            place = ctypes.c_void_p((index + 2) << 30)
+            libc.mmap(place, 4096, read, private_anonymous_fixed, -1, ctypes.c_long(0))
+            ctypes.string_at(place.value, 1)
+        end = time.process_time() + 0.5
+        while time.process_time() < end: pass
+        return "read", 0.0, False, False, {}
+"""
+
+
+def test_tables_of_the_kernel_count_as_memory_of_the_worker():
+    """Pages that are only read take none, however far apart: their tables take 8 KiB each."""
+
+    async def play() -> None:
+        async with Pool(Limits(step_s=30, pool_memory_bytes=64 * 2**20)) as pool:
+            fault = await fault_of(await opened(pool, FAR), "12000")
+            assert fault.outcome is Outcome.WORKER_DIED
+            assert fault.detail.startswith("all workers together passed their 67108864 bytes")
+            few = await opened(pool, FAR + "# few")
+            assert await few.step("100") == Reply("read", 0.0, False, False)
+
+    asyncio.run(play())
+
+
+def test_a_spare_worker_is_taken_and_replaced(descendants, all_gone, seen_pid):
     before = descendants(os.getpid())
+
+    def worker(instance: Instance) -> int:
+        return seen_pid(int(instance.observation.split()[1]))
 
     async def settled(number: int) -> set[int]:
         for _ in range(600):
@@ -322,16 +360,16 @@ def test_a_spare_worker_is_taken_and_replaced(descendants, all_gone):
         async with Pool(Limits(spare_workers=2)) as pool:
             spares = await settled(3 + 4)  # supervisor, two zygotes, two spares of each
             first = await opened(pool, TELLING)
-            assert int(first.observation.split()[1]) in spares
+            assert (taken := worker(first)) in spares
             again = await settled(3 + 4 + 1)
             assert spares < again
             second = await opened(pool, TELLING + "\n# second", replica=1)
-            assert int(second.observation.split()[1]) in spares
+            assert worker(second) in spares
             await settled(3 + 4 + 2)
             await fault_of(first, "die")
             await settled(3 + 4 + 1)  # one that served a program serves no other
             third = await opened(pool, TELLING + "\n# third")
-            assert int(third.observation.split()[1]) in again - {int(first.observation.split()[1])}
+            assert worker(third) in again - {taken}
             assert pool.stats().workers == 2
 
     asyncio.run(play())

@@ -171,13 +171,16 @@ def test_a_rebuild_that_goes_otherwise_is_a_fault(shared):
     shared.run(play())
 
 
-def test_replicas_are_children_of_different_zygotes(shared):
-    source = TELLING.replace("getpid", "getppid")
+def test_replicas_are_children_of_different_zygotes(shared, seen_pid):
+    def parent(instance) -> int:
+        about = Path(f"/proc/{seen_pid(int(pid(instance)))}/stat").read_text()
+        return int(about.rpartition(")")[2].split()[1])
 
     async def play() -> None:
-        here = await opened(shared.pool, source, 1)
-        there = await opened(shared.pool, source, 1, replica=1)
-        assert pid(here) != pid(there)
+        here = await opened(shared.pool, TELLING, 1)
+        there = await opened(shared.pool, TELLING, 1, replica=1)
+        assert pid(here) != pid(there)  # a program that goes by it fails replay
+        assert parent(here) != parent(there)
         await here.close()
         await there.close()
 
@@ -364,7 +367,7 @@ def test_a_worker_that_hits_the_cap_of_its_life_is_nobodys_fault(monkeypatch):
     asyncio.run(play())
 
 
-def test_a_worker_past_half_of_its_life_gets_no_new_instance(monkeypatch, all_gone):
+def test_a_worker_past_half_of_its_life_gets_no_new_instance(monkeypatch, all_gone, seen_pid):
     monkeypatch.setattr(limits_module, "_BOOT", patched("limits.CPU_S = 1"))
     source = BURN.replace('f"seed {seed}"', "str(os.getpid())")
 
@@ -372,6 +375,7 @@ def test_a_worker_past_half_of_its_life_gets_no_new_instance(monkeypatch, all_go
         async with Pool(Limits(step_s=5)) as pool:
             old, young = await opened(pool, source, 1), await opened(pool, source, 2)
             assert young.observation == old.observation
+            worker = seen_pid(int(old.observation))
             assert isinstance(await old.step("burn 0.6"), Reply)
             assert isinstance(await young.step("x"), Reply)  # those in it stay
             new = await opened(pool, source, 3)
@@ -382,7 +386,7 @@ def test_a_worker_past_half_of_its_life_gets_no_new_instance(monkeypatch, all_go
             assert isinstance(await young.step("x"), Reply)
             await young.close()
             await new.step("x")
-            assert all_gone({int(old.observation)})
+            assert all_gone({worker})
 
     asyncio.run(play())
 
