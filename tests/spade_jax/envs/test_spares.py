@@ -38,7 +38,7 @@ async def opened(pool: Pool, program: str, replica: int = 0) -> Instance:
     return instance
 
 
-async def pid_of(instance: Instance) -> int:
+async def told_pid(instance: Instance) -> int:
     reply = await instance.step("")
     assert isinstance(reply, Reply), reply
     return int(reply.observation)
@@ -80,17 +80,18 @@ def test_the_rehearsal_is_a_program_like_others(shared):
     assert (reply.reward, reply.terminated) == (1.0, True)
 
 
-def test_a_worker_is_woken_once_a_step(shared):
+def test_a_worker_is_woken_once_a_step(shared, seen_pid):
     def times_slept(pid: int) -> int:
         text = Path(f"/proc/{pid}/status").read_text()
         return int(text.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
 
     async def play() -> float:
         instance = await opened(shared.pool, LOOKING)
-        pid = await pid_of(instance)
+        told = await told_pid(instance)
+        pid = seen_pid(told)
         start = times_slept(pid)
         for _ in range(300):
-            assert await pid_of(instance) == pid
+            assert await told_pid(instance) == told
         slept = times_slept(pid) - start
         await instance.close()
         return slept / 300
@@ -98,25 +99,25 @@ def test_a_worker_is_woken_once_a_step(shared):
     assert shared.run(play()) < 1.5
 
 
-def test_a_worker_that_makes_room_ends_after_its_successor_has_loaded():
+def test_a_worker_that_makes_room_ends_after_its_successor_has_loaded(seen_pid):
     async def play() -> None:
         async with Pool(Limits(max_workers=1, spare_workers=0)) as pool:
             instance = await opened(pool, LOOKING)
-            pid = await pid_of(instance)
+            pid = seen_pid(await told_pid(instance))
             await instance.close()
             await asyncio.sleep(0.2)  # that it is closed has been answered: nothing is asked of it
             instance = await opened(pool, LOOKING + "\n# another")
-            successor = await pid_of(instance)
+            successor = seen_pid(await told_pid(instance))
             await until(
                 lambda: [p for zygote in zygotes() for p in children(zygote)] == [successor]
             )
             assert state(pid) == "?"
-            assert await pid_of(instance) == successor
+            assert seen_pid(await told_pid(instance)) == successor
 
     asyncio.run(play())
 
 
-def test_zygotes_may_die_with_workers_that_were_making_room():
+def test_zygotes_may_die_with_workers_that_were_making_room(seen_pid):
     async def play() -> None:
         async with Pool(Limits(max_workers=1, spare_workers=0)) as pool:
             old = zygotes()
@@ -130,7 +131,7 @@ def test_zygotes_may_die_with_workers_that_were_making_room():
                 os.kill(zygote, signal.SIGKILL)
             await until(lambda: len(zygotes()) == 2 and not set(zygotes()) & set(old))
             instance = await opened(pool, LOOKING)
-            pid = await pid_of(instance)
+            pid = seen_pid(await told_pid(instance))
             await until(lambda: [p for zygote in zygotes() for p in children(zygote)] == [pid])
             assert children(os.getpid()) == supervisors
 
