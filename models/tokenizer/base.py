@@ -7,6 +7,7 @@ and text into turns is a chat template's work, and not here.
 
 import abc
 import codecs
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -136,7 +137,8 @@ def write(target: Path, content: bytes) -> None:
         partial.write_bytes(content)
         partial.replace(target)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise ModelError(
             f"tokenizer {target} cannot be written ({error.strerror}); free some space or name a "
             "folder that can be written"
