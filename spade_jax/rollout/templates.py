@@ -67,7 +67,7 @@ FAMILIES = {family.name: family for family in (SPADE, CHATML, QWEN3, LLAMA3)}
 
 # What is never closed runs to the end, so that a hostile text is read once.
 _LITERAL = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|['"].*""", re.DOTALL)
-_COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
+_COMMENT = re.compile(r"\{#.*?(?:#\}|\Z)", re.DOTALL)
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
 _DATE = re.compile(r"\d{1,2} [A-Z][a-z]{2} \d{4}")
