@@ -37,8 +37,8 @@ from spade_jax.learner.step import Learner, TrainState
 from spade_jax.roles.corpus import Corpus
 from spade_jax.roles.memory import Memory
 from spade_jax.rollout.chat import Chat
-from spade_jax.rollout.templates import choose
 from spade_jax.rollout.engine import Engine
+from spade_jax.rollout.templates import choose
 from spade_jax.selfplay import Stage
 from spade_jax.telemetry.live import LiveView
 from spade_jax.telemetry.sinks import RunFolder, write_atomic
@@ -273,9 +273,7 @@ def make_stage(config: Config, runner: asyncio.Runner, mesh: Mesh, tokenizer: To
     for text in pool.sandbox.warnings():
         logger.warning("sandbox=%s: %s", pool.sandbox.label, text)
     engine = Engine(config.model, config.engine, mesh)
-    return Stage(
-        config, engine, pool, chat, corpus, Curriculum(Memory(config.memory)), runner
-    )
+    return Stage(config, engine, pool, chat, corpus, Curriculum(Memory(config.memory)), runner)
 
 
 def _check_folder(folder: RunFolder, config: Config, *, resume: bool) -> None:

@@ -1,5 +1,5 @@
-"""Text to token ids and back. `load_tokenizer` opens the tokenizer of a checkpoint's folder; what it
-returns is a `Tokenizer`, whatever the files are. `fit` and `train` make the project's own kind.
+"""Text to token ids and back. `load_tokenizer` opens the tokenizer of a checkpoint's folder; what
+it returns is a `Tokenizer`, whatever the files are. `fit` and `train` make the project's own kind.
 """
 
 from models.tokenizer.base import TextStream, Tokenizer

@@ -9,6 +9,7 @@ from models.errors import ModelError
 from models.tokenizer import byte_level, sentencepiece_model
 from models.tokenizer.base import FILES, Tokenizer
 
+
 def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     """Open the tokenizer in `folder`; `tokenizer.json` counts where both kinds are there."""
     folder = Path(folder)

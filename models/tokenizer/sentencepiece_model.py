@@ -16,7 +16,7 @@ from typing import Any
 
 import sentencepiece
 from google.protobuf.message import DecodeError
-from sentencepiece.sentencepiece_model_pb2 import ModelProto
+from sentencepiece import sentencepiece_model_pb2
 
 from models.errors import ModelError
 from models.tokenizer.base import MAX_VOCAB, Tokenizer, one_line, replace_surrogates, write
@@ -89,8 +89,9 @@ class SentencePieceTokenizer(Tokenizer):
 
 def _processor(proto: bytes) -> Any:
     """The library's own object, Any because its stubs disagree between releases."""
+    messages: Any = sentencepiece_model_pb2
     try:
-        model = ModelProto.FromString(proto)
+        model = messages.ModelProto.FromString(proto)
         # The texts encoded here begin and end within a conversation.
         model.normalizer_spec.add_dummy_prefix = False
         model.normalizer_spec.remove_extra_whitespaces = False
@@ -102,9 +103,7 @@ def _processor(proto: bytes) -> Any:
     return processor
 
 
-def fit(
-    texts: Iterable[str], vocab_size: int, words: Sequence[str] = ()
-) -> SentencePieceTokenizer:
+def fit(texts: Iterable[str], vocab_size: int, words: Sequence[str] = ()) -> SentencePieceTokenizer:
     """Fit a tokenizer to `texts`; equal texts give equal bytes.
 
     Each of `words` becomes one piece wherever it stands, with a space, a quote or a letter before

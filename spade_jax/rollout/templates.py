@@ -5,12 +5,12 @@ here) names the family, and its literals hold the wording that differs between c
 family: the system message of those who give none, the introduction of tools, the date. Families:
 
     spade    <|bos|> <|user|>TEXT<|end|> <|assistant|>          the project's own tokenizers
-    chatml   <|im_start|>user\\nTEXT<|im_end|>\\n <|im_start|>assistant\\n     SmolLM2, Qwen2, Qwen2.5
+    chatml   <|im_start|>user\\nTEXT<|im_end|>\\n <|im_start|>assistant\\n     SmolLM2, Qwen2
     qwen3    ChatML that may think: <think>\\n...\\n</think>\\n\\n opens the completion
     llama3   <|start_header_id|>user<|end_header_id|>\\n\\nTEXT<|eot_id|>, TEXT stripped
 
-Tools are there for the `<tools>`, `<tool_call>`, `<tool_response>` form of Qwen alone; Llama's other
-forms are not. How pieces become ids is `chat`'s work.
+Tools are there for the `<tools>`, `<tool_call>`, `<tool_response>` form of Qwen alone; Llama's
+other forms are not. How pieces become ids is `chat`'s work.
 """
 
 import re
@@ -44,9 +44,7 @@ class Template:
     thinks: Literal["never", "on request", "always"] = "never"
 
 
-SPADE = Template(
-    "spade", header="<|{role}|>", end="<|end|>", begin="<|bos|>", has_system=False
-)
+SPADE = Template("spade", header="<|{role}|>", end="<|end|>", begin="<|bos|>", has_system=False)
 CHATML = Template(
     "chatml",
     header="<|im_start|>{role}\n",

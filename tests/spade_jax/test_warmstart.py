@@ -5,7 +5,6 @@ bit.
 import dataclasses
 import itertools
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest

@@ -39,10 +39,12 @@ def main() -> int:
         if bare != theirs:
             at = next(i for i, (a, b) in enumerate(zip(bare, theirs, strict=False)) if a != b)
             print(f"conversation {index} differs at token {at}: {talk}")
-            print("  ours ", [chat.tokenizer.piece(i) for i in bare[max(at - 5, 0) : at + 10]], bare[max(at - 5, 0) : at + 10])
-            print("  peer ", [chat.tokenizer.piece(i) for i in theirs[max(at - 5, 0) : at + 10]], theirs[max(at - 5, 0) : at + 10])
+            for name, ids in (("ours", bare), ("peer", theirs)):
+                near = ids[max(at - 5, 0) : at + 10]
+                print(" ", name, [(index, chat.tokenizer.piece(index)) for index in near])
     print(
-        f"{chat.template.name}: {arguments.count} conversations, {turns} messages, {tokens} tokens: "
+        f"{chat.template.name}: {arguments.count} conversations, {turns} messages, "
+        f"{tokens} tokens: "
         f"{same} equal, {less} equal without the thinking that the template drops, "
         f"{arguments.count - same - less} different"
     )

@@ -14,13 +14,30 @@ import numpy as np
 
 Conversation = dict[str, Any]
 
-WORDS = ("move", "\\boxed{12}", "def f(x):", "caf\u00e9", "\u4e2d\u6587", "\U0001f600", "Zo\u0308e", "'s", "3.14", "\u00a0", "{}", "<x>", "\x00", "\u0416")
+WORDS = (
+    "move",
+    "\\boxed{12}",
+    "def f(x):",
+    "caf\u00e9",
+    "\u4e2d\u6587",
+    "\U0001f600",
+    "Zo\u0308e",
+    "'s",
+    "3.14",
+    "\u00a0",
+    "{}",
+    "<x>",
+    "\x00",
+    "\u0416",
+)
 SPACES = (" ", " ", " ", "\n", "\n\n", "  ", "\t", "\r\n", "\n    ")
 
 
 def conversation(rng: random.Random, features: set[str]) -> Conversation:
     """One conversation; `features` out of system, tools and thinking may be used in it."""
-    tools = [_tool(rng) for _ in range(rng.randrange(1, 4))] if _draw(rng, "tools", features) else []
+    tools = (
+        [_tool(rng) for _ in range(rng.randrange(1, 4))] if _draw(rng, "tools", features) else []
+    )
     thinking = _draw(rng, "thinking", features)
     messages: list[dict[str, Any]] = []
     if _draw(rng, "system", features):

