@@ -16,7 +16,7 @@ from models.sharding import build_mesh
 from models.tokenizer import load_tokenizer
 from models.transformer import init_params
 from spade_jax import selfplay, train
-from spade_jax.config import AgentConfig, Config, DesignerConfig, EngineConfig, MeshConfig
+from spade_jax.config import AgentConfig, Config, DesignerConfig, EngineConfig
 from spade_jax.envs.library import FAMILIES
 from spade_jax.errors import ConfigError
 from spade_jax.types import Arm, Environment, EnvironmentSource, Verdict
@@ -29,7 +29,6 @@ MODEL = TransformerConfig(  # rows to spare in the embedding, as in the real one
 CONFIG = Config(
     model=MODEL,
     batch=dataclasses.replace(Config().batch, row_tokens=1536),
-    mesh=MeshConfig(data=1, fsdp=1),
     engine=EngineConfig(slots=8, context_tokens=1536, prefill_rows=4, prefill_chunks=(256,)),
     designer=DesignerConfig(designs=3, max_tokens=24),
     agent=AgentConfig(seeds=1, plays=2, max_turns=2, max_tokens=48, max_observation_tokens=1024),
@@ -50,7 +49,7 @@ def test_a_cycle_speaks_the_chat_format_of_the_checkpoint(thinking):
         CONFIG, agent=dataclasses.replace(CONFIG.agent, thinking=thinking)
     )
     tokenizer = load_tokenizer(TOKENIZER)
-    mesh = build_mesh(**dataclasses.asdict(settings.mesh))
+    mesh = build_mesh(1, 1, 1, 1, jax.devices()[:1])
     with asyncio.Runner() as runner:
         stage = train.make_stage(settings, runner, mesh, tokenizer)
         try:
@@ -76,7 +75,7 @@ def test_a_cycle_speaks_the_chat_format_of_the_checkpoint(thinking):
 
 def test_what_does_not_fit_the_checkpoint_is_said_at_the_start():
     tokenizer = load_tokenizer(TOKENIZER)
-    mesh = build_mesh(**dataclasses.asdict(CONFIG.mesh))
+    mesh = build_mesh(1, 1, 1, 1, jax.devices()[:1])
 
     def start(config):
         with asyncio.Runner() as runner:
