@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 
 from models.sharding import build_mesh
-from models.tokenizer import FILE_NAME, Tokenizer
+from models.tokenizer import load_tokenizer
 from models.weights import load_weights
 from spade_jax.cli import load_config
 from spade_jax.config import Config
@@ -158,7 +158,7 @@ def main() -> None:
     results = []
     with asyncio.Runner() as runner:
         mesh = build_mesh(**dataclasses.asdict(config.mesh))
-        tokenizer = Tokenizer.load(Path(config.run.init_from) / FILE_NAME)
+        tokenizer = load_tokenizer(config.run.init_from)
         stage = make_stage(config, runner, mesh, tokenizer)
         stage.engine.compile()
         stage.engine.load(load_weights(config.run.init_from, config.model, mesh), 0)

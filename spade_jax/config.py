@@ -38,6 +38,7 @@ class RunConfig(Section):
     init_from: str = ""  # folder with the tokenizer and starting weights
     checkpoint_steps: int = 1  # steps between two checkpoints
     keep_checkpoints: int = 2  # newest checkpoints kept
+    chat_template: str = "auto"  # auto: what the checkpoint says; else spade, chatml, qwen3, llama3
 
     def __post_init__(self) -> None:
         require(bool(self.dir), "run.dir", self.dir, "a folder name")
@@ -109,6 +110,7 @@ class DesignerConfig(Section):
     temperature: float = 0.6  # sampling temperature
     max_tokens: int = 640  # longest completion
     delay_steps: int = 3  # steps a designer group waits for more plays before it is trained on
+    thinking: bool = False  # think first, where the chat template can
 
     def __post_init__(self) -> None:
         unknown = [skill for skill in self.skills if skill not in SKILLS]
@@ -147,6 +149,7 @@ class HintConfig(Section):
     max_tokens: int = 96  # longest completion
     max_words: int = 100  # a longer hint is refused
     attempts: int = 2  # one writing and one rewrite, then the design is refused
+    thinking: bool = False  # think first, where the chat template can
 
     def __post_init__(self) -> None:
         require(self.temperature >= 0, "hint.temperature", self.temperature, "0 or more")
@@ -165,6 +168,7 @@ class AgentConfig(Section):
     seeds: int = 2  # instances of each environment played in one step
     plays: int = 4  # plays of each instance in each arm: one group
     max_observation_tokens: int = 200  # a longer observation ends the episode as TOKEN_LIMIT
+    thinking: bool = False  # think before each action, where the chat template can
 
     def __post_init__(self) -> None:
         require(self.temperature >= 0, "agent.temperature", self.temperature, "0 or more")

@@ -112,12 +112,13 @@ def _fit(stage: Stage, request: designer.Request) -> designer.Request:
     very long words.
     """
     config = stage.config
+    chat = stage.chat.with_thinking(config.designer.thinking)
     room = config.engine.context_tokens - config.designer.max_tokens - 1
     while True:
         prompt = prompts.designer(
             request.skill, request.difficulty, request.excerpt, request.terms, request.memory
         )
-        size = len(stage.chat.open(prompt))
+        size = len(chat.open(prompt))
         if size <= room:
             return request
         if request.excerpt:

@@ -22,8 +22,7 @@ from jax.sharding import Mesh
 
 from models.errors import ModelError
 from models.sharding import build_mesh
-from models.tokenizer import FILE_NAME as TOKENIZER_FILE
-from models.tokenizer import Tokenizer
+from models.tokenizer import Tokenizer, load_tokenizer
 from models.weights import load_weights
 from spade_jax import measures, selfplay
 from spade_jax.config import Config, to_dict
@@ -39,6 +38,7 @@ from spade_jax.roles.corpus import Corpus
 from spade_jax.roles.memory import Memory
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.engine import Engine
+from spade_jax.rollout.templates import choose
 from spade_jax.selfplay import Stage
 from spade_jax.telemetry.live import LiveView
 from spade_jax.telemetry.sinks import RunFolder, write_atomic
@@ -205,8 +205,8 @@ def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
     """
     if not config.run.init_from:
         raise ConfigError(
-            "run.init_from is empty: expected a folder with tokenizer.model and weights, such "
-            "as assets/tiny"
+            "run.init_from is empty: expected a folder with a tokenizer and weights, such as "
+            "assets/tiny"
         )
     folder = RunFolder(config.run.dir)
     with contextlib.ExitStack() as stack:
@@ -215,7 +215,7 @@ def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
         runner = stack.enter_context(asyncio.Runner())
         mesh = build_mesh(**dataclasses.asdict(config.mesh))
         home = folder.path if resume else Path(config.run.init_from)
-        tokenizer = Tokenizer.load(home / TOKENIZER_FILE)
+        tokenizer = load_tokenizer(home)
         stage = make_stage(config, runner, mesh, tokenizer)
         stack.callback(lambda: runner.run(stage.pool.close()))
         learner = Learner(config.model, config.learner, mesh)
@@ -234,7 +234,8 @@ def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
         )
         stage.engine.load(state.params, version)
         # The tokenizer goes along: the run must not depend on a folder that may be made again.
-        write_atomic(folder.path / TOKENIZER_FILE, tokenizer.serialised)
+        for name, content in tokenizer.files.items():
+            write_atomic(folder.path / name, content)
         folder.save_config(to_dict(config))
         view = stack.enter_context(LiveView(config.run.steps, config.telemetry.live))
         yield Run(
@@ -254,11 +255,16 @@ def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
 
 def make_stage(config: Config, runner: asyncio.Runner, mesh: Mesh, tokenizer: Tokenizer) -> Stage:
     """Build what self-play needs; the pool is started, and the caller closes it."""
-    if tokenizer.vocab_size != config.model.vocab_size:
+    if tokenizer.vocab_size > config.model.vocab_size:  # a larger embedding has rows to spare
         raise ConfigError(
             f"model.vocab_size={config.model.vocab_size}, but the tokenizer has "
-            f"{tokenizer.vocab_size} pieces; set --model.vocab-size {tokenizer.vocab_size}"
+            f"{tokenizer.vocab_size} pieces; use the tokenizer of these weights, or for new ones "
+            f"set --model.vocab-size {tokenizer.vocab_size}"
         )
+    chat = Chat(tokenizer, choose(tokenizer, config.run.chat_template))
+    for section in (config.designer, config.hint, config.agent):
+        chat.with_thinking(section.thinking)  # refuses what the template cannot do
+    logger.info("chat template %s, thinking %s", chat.template.name, chat.template.thinks)
     corpus = Corpus.load(config.corpus, config.run.seed)
     limits = Limits(**{f.name: getattr(config.envs, f.name) for f in dataclasses.fields(Limits)})
     pool = Pool(limits)
@@ -267,9 +273,7 @@ def make_stage(config: Config, runner: asyncio.Runner, mesh: Mesh, tokenizer: To
     for text in pool.sandbox.warnings():
         logger.warning("sandbox=%s: %s", pool.sandbox.label, text)
     engine = Engine(config.model, config.engine, mesh)
-    return Stage(
-        config, engine, pool, Chat(tokenizer), corpus, Curriculum(Memory(config.memory)), runner
-    )
+    return Stage(config, engine, pool, chat, corpus, Curriculum(Memory(config.memory)), runner)
 
 
 def _check_folder(folder: RunFolder, config: Config, *, resume: bool) -> None:

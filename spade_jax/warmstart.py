@@ -20,9 +20,8 @@ import jax
 import numpy as np
 
 from models.sharding import build_mesh
-from models.tokenizer import FILE_NAME as TOKENIZER_FILE
-from models.tokenizer import Tokenizer
-from models.tokenizer import train as train_tokenizer
+from models.tokenizer import Tokenizer, load_tokenizer
+from models.tokenizer import fit as fit_tokenizer
 from models.transformer import init_params
 from models.weights import load_weights, save_weights
 from spade_jax.config import BatchConfig, Config, WarmstartConfig
@@ -43,7 +42,6 @@ from spade_jax.roles.examples import (
     text_examples,
 )
 from spade_jax.rollout.chat import Chat
-from spade_jax.telemetry.sinks import write_atomic
 from spade_jax.types import Group, Role, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -64,23 +62,17 @@ def warmstart(config: Config) -> Path:
             f"warmstart.out={str(out)!r} cannot be made ({error.strerror}); choose a folder "
             f"you may write"
         ) from error
-    # Under another name until there are weights to go with it: `out` may hold an older pair.
-    unpaired = out / f"{TOKENIZER_FILE}.new"
-    try:
-        _teach(config, out, unpaired)
-    finally:
-        unpaired.unlink(missing_ok=True)
+    _teach(config, out)
     logger.info("tokenizer and weights are in %s", out)
     return out
 
 
-def _teach(config: Config, out: Path, unpaired: Path) -> None:
+def _teach(config: Config, out: Path) -> None:
     corpus = Corpus.load(config.corpus, config.run.seed)
     if start := config.warmstart.init_from:
-        tokenizer = Tokenizer.load(Path(start) / TOKENIZER_FILE)
-        write_atomic(unpaired, tokenizer.serialised)
+        tokenizer = load_tokenizer(start)
     else:
-        tokenizer = _fit_tokenizer(config, corpus, unpaired)
+        tokenizer = _fit_tokenizer(config, corpus)
     chat = Chat(tokenizer)
     started = time.perf_counter()
     plays = asyncio.run(_plays(config, corpus, chat))
@@ -117,8 +109,8 @@ def _teach(config: Config, out: Path, unpaired: Path) -> None:
         if step % config.warmstart.log_steps == 0 or step == config.warmstart.steps - 1:
             logger.info("%s", _line(config, step, examples, metrics, time.perf_counter() - started))
             save_weights(out, config.model, state.params)
-            if unpaired.exists():
-                unpaired.replace(out / TOKENIZER_FILE)
+            if step == 0:  # not before there are weights to go with it: `out` may hold a pair
+                tokenizer.save(out)
 
 
 def _batch_config(config: Config) -> BatchConfig:
@@ -126,7 +118,7 @@ def _batch_config(config: Config) -> BatchConfig:
     return BatchConfig(row_tokens=config.warmstart.row_tokens, microbatch_rows=rows)
 
 
-def _fit_tokenizer(config: Config, corpus: Corpus, path: Path) -> Tokenizer:
+def _fit_tokenizer(config: Config, corpus: Corpus) -> Tokenizer:
     """Fit the tokenizer to prompts and programs as the policy will meet them, and to whole
     documents.
     """
@@ -138,7 +130,7 @@ def _fit_tokenizer(config: Config, corpus: Corpus, path: Path) -> Tokenizer:
     ]
     texts += [corpus[rng.randrange(len(corpus))].text for _ in range(TOKENIZER_DOCUMENTS)]
     words = _offered(config, corpus)[: config.warmstart.words]
-    return train_tokenizer(texts, path, config.model.vocab_size, words)
+    return fit_tokenizer(texts, config.model.vocab_size, words)
 
 
 def _offered(config: Config, corpus: Corpus) -> list[str]:

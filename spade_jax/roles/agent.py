@@ -48,6 +48,7 @@ async def play(
     if isinstance(opened, Fault):
         return _episode(plan, config, Recorder(), [], opened.outcome, None, opened.detail)
     record, turns = Recorder(), []
+    chat = chat.with_thinking(config.thinking)
     try:
         outcome, last_reward, detail = await _turns(
             engine, chat, opened, config, context_tokens, plan, key, record, turns

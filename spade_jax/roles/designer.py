@@ -45,6 +45,7 @@ async def write(
 ) -> tuple[str, Trajectory, EnvironmentSource | None]:
     """Sample one design: its text, its trajectory, and the program if one could be parsed."""
     record = Recorder()
+    chat = chat.with_thinking(config.thinking)
     record.add_prompt(
         chat.open(
             prompts.designer(

@@ -19,6 +19,7 @@ async def write(
 
     A hint that was cut off at its last allowed token is no hint.
     """
+    chat = chat.with_thinking(config.thinking)
     params = SamplingParams(config.temperature, config.max_tokens, chat.stop_ids)
     completion = await engine.generate(chat.open(prompts.hint(program)), params, key)
     text = chat.decode(completion.tokens)

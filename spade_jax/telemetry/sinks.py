@@ -6,7 +6,7 @@
     environments/002/<id>.py .json   admitted programs of a cycle, with verdict and hint
     rejected/002/<id>.py .json       refused designs with the reason; .txt: not a program
     checkpoints/                     Orbax's own
-    tokenizer.model                  the tokenizer of the policy
+    tokenizer.model (or .json, ...)  the tokenizer of the policy, as its checkpoint had it
     summary.md                       written at the end
 
 Program text is untrusted: it is written as it is, and every name comes from our ids. Whole files

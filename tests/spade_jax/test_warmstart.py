@@ -5,14 +5,13 @@ bit.
 import dataclasses
 import itertools
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from helpers import tree_allclose
 from models.config import TransformerConfig
-from models.tokenizer import Tokenizer
+from models.tokenizer import load_tokenizer
 from models.weights import load_weights
 from spade_jax.config import Config, RunConfig, WarmstartConfig
 from spade_jax.errors import ConfigError
@@ -20,7 +19,7 @@ from spade_jax.roles.corpus import Corpus
 from spade_jax.roles.examples import Example
 from spade_jax.rollout.chat import Chat
 from spade_jax.types import Role
-from spade_jax.warmstart import TOKENIZER_FILE, _batches, warmstart
+from spade_jax.warmstart import _batches, warmstart
 
 MODEL = TransformerConfig(
     vocab_size=800,
@@ -52,9 +51,9 @@ def config(tmp_path, name, **overrides):
 def test_it_writes_tokenizer_and_weights_twice_the_same(tmp_path):
     for name in ("one", "two"):
         assert warmstart(config(tmp_path, name)) == tmp_path / name
-    assert Tokenizer.load(tmp_path / "one" / TOKENIZER_FILE).vocab_size == MODEL.vocab_size
+    assert load_tokenizer(tmp_path / "one").vocab_size == MODEL.vocab_size
     load_weights(tmp_path / "one", MODEL)
-    for file in ("model.safetensors", TOKENIZER_FILE):
+    for file in ("model.safetensors", "tokenizer.model"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
 
 
@@ -76,7 +75,7 @@ def test_an_unwritable_folder_is_named(tmp_path):
 def test_copy_exercises_come_first_and_the_shares_of_tokens_are_kept(tmp_path):
     settings = config(tmp_path, "shares", design_share=0.5, copy_share=0.3, copy_steps=3)
     corpus = Corpus.load(settings.corpus, 0)
-    tokenizer = Tokenizer.load(Path("assets/tiny") / TOKENIZER_FILE)
+    tokenizer = load_tokenizer("assets/tiny")
     play = Example(Role.AGENT, "play", np.ones(200, np.int32), np.ones(200, bool))
     batches = _batches(settings, corpus, Chat(tokenizer), [play])
     tokens = Counter()
@@ -96,7 +95,7 @@ def test_copy_exercises_come_first_and_the_shares_of_tokens_are_kept(tmp_path):
 def test_it_goes_on_from_weights(tmp_path):
     first = warmstart(config(tmp_path, "first", steps=1))
     second = warmstart(config(tmp_path, "second", steps=1, init_from=str(first), lr=1e-6))
-    assert (first / TOKENIZER_FILE).read_bytes() == (second / TOKENIZER_FILE).read_bytes()
+    assert (first / "tokenizer.model").read_bytes() == (second / "tokenizer.model").read_bytes()
     # a step of 1e-6 moves nothing further than bfloat16 shows; new weights would be far away
     start, end = load_weights(first, MODEL), load_weights(second, MODEL)
     assert tree_allclose(start, end, rtol=0.02, atol=1e-3)

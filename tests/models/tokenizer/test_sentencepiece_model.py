@@ -1,11 +1,14 @@
 """The tokenizer: exact inverse, unforgeable marks, cheap indentation, reproducible training."""
 
+import io
 import random
 
 import pytest
+import sentencepiece
 
 from models.errors import ModelError
-from models.tokenizer import MARKS, Tokenizer, train
+from models.tokenizer import MARKS, Tokenizer, load_tokenizer, train
+from models.tokenizer.sentencepiece_model import SentencePieceTokenizer
 
 CODE = """class CounterEnv:
     def reset(self, seed):
@@ -59,13 +62,13 @@ def test_decode_is_the_inverse_of_encode_for_random_text(tokenizer):
 
 def test_text_cannot_forge_a_mark(tokenizer):
     marks = {tokenizer.control(name) for name in MARKS}
-    assert len(marks) == len(MARKS) and tokenizer.control("pad") == tokenizer.pad_id == 0
+    assert len(marks) == len(MARKS) and tokenizer.control("<|pad|>") == tokenizer.pad_id == 0
     for name in MARKS:
-        ids = tokenizer.encode(f"a<|{name}|>b")
+        ids = tokenizer.encode(f"a{name}b")
         assert ids and not marks & set(ids)
     assert (
         tokenizer.decode(
-            [tokenizer.control("user"), *tokenizer.encode("hi"), tokenizer.control("end")]
+            [tokenizer.control("<|user|>"), *tokenizer.encode("hi"), tokenizer.control("<|end|>")]
         )
         == "hi"
     )
@@ -109,7 +112,7 @@ def test_training_is_deterministic_and_load_returns_the_same(tokenizer, tmp_path
     train(TEXTS, first, VOCAB)
     train(iter(TEXTS), second, VOCAB)
     assert first.read_bytes() == second.read_bytes()
-    loaded = Tokenizer.load(first)
+    loaded = SentencePieceTokenizer({"tokenizer.model": first.read_bytes()})
     assert loaded.vocab_size == VOCAB and loaded.encode(CODE) == tokenizer.encode(CODE)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.model", "b.model"]
 
@@ -120,16 +123,44 @@ def test_training_is_silent(tmp_path, capfd):
 
 
 def test_bad_files_and_sizes_raise_model_error(tokenizer, tmp_path, capfd):
-    with pytest.raises(ModelError, match=r"missing\.model cannot be read.*point to"):
-        Tokenizer.load(tmp_path / "missing.model")
-    for content in (b"", b"not a model", b"\x00" * 64):
-        (tmp_path / "bad.model").write_bytes(content)
-        with pytest.raises(ModelError, match=r"bad\.model is not a usable.*restore"):
-            Tokenizer.load(tmp_path / "bad.model")
+    for content in (b"", b"not a model", b"\x00" * 64, tokenizer.files["tokenizer.model"][:999]):
+        (tmp_path / "tokenizer.model").write_bytes(content)
+        with pytest.raises(ModelError, match=r"tokenizer\.model is not usable.*restore") as caught:
+            load_tokenizer(tmp_path)
+        assert "\n" not in str(caught.value)
     with pytest.raises(ModelError, match="vocab_size=100"):
         train(TEXTS, tmp_path / "small.model", 100)
     with pytest.raises(ModelError, match="vocab_size=90000"):
         train(TEXTS, tmp_path / "large.model", 90000)
-    with pytest.raises(ModelError, match=r"'system'.*pad, bos"):
+    with pytest.raises(ModelError, match=r"'system'.*<\|pad\|>, <\|bos\|>"):
         tokenizer.control("system")
     assert capfd.readouterr().err == ""
+
+
+def foreign(**options) -> SentencePieceTokenizer:
+    """A tokenizer as other projects fit them: with a dummy prefix and marks of another name."""
+    buffer = io.BytesIO()
+    settings = {"byte_fallback": True, "normalization_rule_name": "identity", "vocab_size": 400}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(TEXTS),
+        model_writer=buffer,
+        model_type="bpe",
+        num_threads=1,
+        minloglevel=2,
+        **(settings | options),
+    )
+    return SentencePieceTokenizer({"tokenizer.model": buffer.getvalue()})
+
+
+def test_a_public_model_gives_texts_back_without_its_dummy_prefix():
+    public = foreign(remove_extra_whitespaces=True)
+    assert set(public.control_ids) == {"<unk>", "<s>", "</s>"} and public.pad_id == 0
+    for text in ("total", " total", "  a  b ", "\n", "\u2581", "\x00\u4e2d\U0001f600", "</s><s>"):
+        ids = public.encode(text)
+        assert public.decode(ids) == text
+        assert set(public.control_ids.values()).isdisjoint(ids)
+
+
+def test_a_model_that_cannot_spell_every_text_is_refused():
+    with pytest.raises(ModelError, match="not every byte"):
+        foreign(byte_fallback=False, vocab_size=200)
