@@ -11,6 +11,8 @@ from typing import Any, Literal
 from models.errors import ModelError
 
 CONFIG_FILE = "config.json"
+MAX_SIZE = 2**24  # of any one axis: larger is a damaged file
+MAX_LAYERS = 4096
 
 Family = Literal["spade", "llama", "qwen2", "qwen3", "qwen3_moe"]
 
@@ -77,9 +79,10 @@ class TransformerConfig:
             "num_experts",
             "max_positions",
         ):
-            if getattr(self, name) < 1:
-                raise ModelError(f"model.{name}={getattr(self, name)} must be at least 1")
-        if self.head_dim < 2 or self.head_dim % 2:
+            value, most = getattr(self, name), MAX_LAYERS if name == "num_layers" else MAX_SIZE
+            if not 1 <= value <= most:
+                raise ModelError(f"model.{name}={value} must be from 1 to {most}")
+        if not 2 <= self.head_dim <= MAX_SIZE or self.head_dim % 2:
             raise ModelError(
                 f"model.head_dim={self.head_dim} must be even (rotary pairs); set "
                 f"{self.head_dim + 1}"
@@ -113,6 +116,9 @@ def from_dict(values: Any, where: str | Path) -> TransformerConfig:
             "public checkpoint is made one by `spade-jax convert`"
         )
     values = dict(values)
+    for field in dataclasses.fields(TransformerConfig):
+        if field.type is int and type(values.get(field.name, 0)) is not int:
+            raise ModelError(f"{where}: {field.name}={values[field.name]!r} is not a whole number")
     try:
         if values.get("rope_scaling") is not None:
             values["rope_scaling"] = RopeScaling(**values["rope_scaling"])

@@ -61,14 +61,16 @@ def rotary_frequencies(
     frequencies = np.float32(1) / (theta ** exponents.astype(np.float64)).astype(np.float32)
     if scaling is None:
         return frequencies
-    slow = frequencies / np.float32(scaling.factor)
+    factor = np.float32(scaling.factor)
     if scaling.kind == "linear":
-        return slow
-    # Llama 3: turns within the original context, from which a share of the fast one is kept.
-    turns = scaling.original_max_positions * frequencies / (2 * math.pi)
-    share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    kept = np.clip(share, 0, 1).astype(np.float32)
-    return np.where(kept == 1, frequencies, (1 - kept) * slow + kept * frequencies)
+        return frequencies / factor
+    # Llama 3: by its turns within the original context a frequency is kept, divided or mixed.
+    wavelengths = np.float32(2 * math.pi) * (1 / frequencies)
+    turns = np.float32(scaling.original_max_positions) * (1 / wavelengths)
+    low, high = np.float32(scaling.low_freq_factor), np.float32(scaling.high_freq_factor)
+    share = (turns - low) / (high - low)
+    mixed = (1 - share) * frequencies / factor + share * frequencies
+    return np.where(turns > high, frequencies, np.where(turns < low, frequencies / factor, mixed))
 
 
 def rotary_angles(
