@@ -9,12 +9,11 @@ keeps its dtype unless another is asked for.
 import dataclasses
 import json
 import logging
-import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import ml_dtypes
 import numpy as np
@@ -24,7 +23,7 @@ from models.config import CONFIG_FILE, TransformerConfig, read_config
 from models.errors import ModelError
 from models.gguf_file import GGUFFile
 from models.gguf_tokenizer import write_tokenizer
-from models.hf import from_hf, to_hf
+from models.hf import FAMILIES, from_hf, to_hf
 from models.shards import ADVICE, PICKLES, SafetensorsFolder, nbytes, write_folder
 from models.tensors import Tensor
 
@@ -54,15 +53,8 @@ LEGACY = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 FINITE_BLOCK = 2**22  # values looked at together when a tensor is checked
 
 
-class Source(Protocol):
-    """A checkpoint under its Hugging Face names."""
-
-    where: str
-
-    def names(self) -> Iterable[str]: ...
-    def shape(self, name: str) -> tuple[int, ...]: ...
-    def dtype(self, name: str) -> np.dtype: ...
-    def read(self, name: str) -> np.ndarray: ...
+Source = SafetensorsFolder | GGUFFile
+"""A checkpoint under its Hugging Face names."""
 
 
 def import_checkpoint(
@@ -74,8 +66,7 @@ def import_checkpoint(
         dtype: of the stored tensors; None keeps the source's.
         tokenizer: a folder to take the tokenizer from; None takes the source's.
     """
-    source, target = Path(os.path.abspath(source)), Path(os.path.abspath(target))
-    _check_paths(source, target)
+    check_paths(source, target)
     checkpoint, config, hf_config = _open(source)
     _check_tensors(config, checkpoint)
     wanted = None if dtype is None else DTYPES[dtype]
@@ -86,7 +77,7 @@ def import_checkpoint(
     _check_space(target, total)
     with stored.new_folder(target) as folder:
         _bring_tokenizer(source, tokenizer, checkpoint, config, folder)
-        (folder / stored.HF_CONFIG).write_text(json.dumps(hf_config, indent=2) + "\n")
+        _write_json(folder / stored.HF_CONFIG, hf_config)
         names = tensors.group_names(config)
         for index, name in enumerate(names):
             arrays = {
@@ -99,7 +90,8 @@ def import_checkpoint(
     return config
 
 
-def _check_paths(source: Path, target: Path) -> None:
+def check_paths(source: Path, target: Path) -> None:
+    """Refuse a source that is not there, and a destination that is, or lies within the source."""
     if not source.exists():
         raise ModelError(f"{source} does not exist; name a checkpoint folder or a .gguf file")
     here, there = source.resolve(), target.resolve()
@@ -107,6 +99,8 @@ def _check_paths(source: Path, target: Path) -> None:
         raise ModelError(f"source and destination are both {source}; name another destination")
     if source.is_dir() and here in there.parents:
         raise ModelError(f"{target} lies within the source {source}; name a place outside of it")
+    if target.exists() or target.is_symlink():
+        raise ModelError(f"{target} already exists; name a folder that does not, or remove it")
 
 
 def _open(source: Path) -> tuple[Source, TransformerConfig, dict[str, Any]]:
@@ -289,66 +283,132 @@ def _sentencepiece_size(path: Path) -> int:
         raise ModelError(f"{path} is not a SentencePiece model; take it again") from error
 
 
+@runtime_checkable
+class Weights(Protocol):
+    """Parameters under our names, a group at a time."""
+
+    where: str
+
+    def dtypes(self, group: str) -> dict[str, np.dtype]: ...
+    def read(self, group: str) -> dict[str, np.ndarray]: ...
+
+
+class StoredWeights:
+    """The parameters of a converted folder."""
+
+    def __init__(self, folder: Path) -> None:
+        if not stored.is_stored(folder):
+            raise ModelError(
+                f"{folder} is not a folder made by `spade-jax convert`; name one that is"
+            )
+        self.where, self._folder = str(folder), folder
+        self.config = read_config(folder)
+        stored.check_files(folder)
+
+    def dtypes(self, group: str) -> dict[str, np.dtype]:
+        """Return the dtypes of a group, whose names and shapes are those of the config."""
+        return stored.check_group(self._folder, self.config, group)
+
+    def read(self, group: str) -> dict[str, np.ndarray]:
+        """Return a group in host memory."""
+        names = [tensor.name for tensor in tensors.group(self.config, group)]
+        return stored.read_group(self._folder, group, dict.fromkeys(names))
+
+
 def export_checkpoint(
-    source: Path, target: Path, *, dtype: str | None = None, shard_bytes: int = SHARD_BYTES
-) -> TransformerConfig:
-    """Write a converted folder as a Hugging Face checkpoint, with its tokenizer."""
-    source, target = Path(os.path.abspath(source)), Path(os.path.abspath(target))
-    _check_paths(source, target)
-    if not stored.is_stored(source):
-        raise ModelError(f"{source} is not a folder made by `spade-jax convert`; name one that is")
-    config = read_config(source)
-    hf_config = _public_config(source, config)
-    stored.check_files(source)
-    entries = _export_entries(source, config, dtype)
+    weights: Weights,
+    config: TransformerConfig,
+    tokenizer: Path,
+    target: Path,
+    *,
+    dtype: str | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write parameters as a Hugging Face checkpoint.
+
+    Args:
+        tokenizer: the folder of the tokenizer, and of the public config where there is one.
+        dtype: of the written tensors; None keeps that of the weights.
+    """
+    hf_config = public_config(tokenizer, config)
+    entries = []
+    for group in tensors.group_names(config):
+        found = weights.dtypes(group)
+        for tensor in tensors.group(config, group):
+            kind = found[tensor.name] if dtype is None else DTYPES[dtype]
+            entries += [(part, tensor.part_shape, kind) for part in tensor.parts]
     kinds = {entry[2].name for entry in entries}
     hf_config["torch_dtype" if "torch_dtype" in hf_config else "dtype"] = (
         kinds.pop() if len(kinds) == 1 else "float32"
     )
     _check_space(target, sum(nbytes(shape, kind) for _, shape, kind in entries))
+
+    def written() -> Iterator[np.ndarray]:
+        for group in tensors.group_names(config):
+            arrays = weights.read(group)
+            for tensor in tensors.group(config, group):
+                whole = arrays.pop(tensor.name)
+                if dtype is not None:
+                    whole = _cast(whole, DTYPES[dtype], weights.where, f"{group}.{tensor.name}")
+                yield from tensor.split(whole)
+
     with stored.new_folder(target) as folder:
-        copy_tokenizer(source, folder)
-        write_folder(folder, entries, _export_tensors(source, config, dtype), shard_bytes)
+        copy_tokenizer(tokenizer, folder)
+        write_folder(folder, entries, written(), shard_bytes)
+        _write_json(folder / CONFIG_FILE, hf_config)
         stored.flush(folder)
-        (folder / CONFIG_FILE).write_text(json.dumps(hf_config, indent=2) + "\n")
-    return config
 
 
-def _public_config(source: Path, config: TransformerConfig) -> dict[str, Any]:
-    """Return the config.json the checkpoint came with, if it still says what ours does."""
+def store(
+    weights: Weights,
+    config: TransformerConfig,
+    tokenizer: Path,
+    target: Path,
+    *,
+    dtype: str | None = None,
+) -> None:
+    """Write parameters as a folder that `load_weights` reads.
+
+    Args:
+        tokenizer: the folder of the tokenizer, and of the public config where there is one.
+    """
+    names = tensors.group_names(config)
+    total = 0
+    for name in names:
+        found = weights.dtypes(name)
+        for tensor in tensors.group(config, name):
+            kind = found[tensor.name] if dtype is None else DTYPES[dtype]
+            total += nbytes(tensor.shape, kind)
+    _check_space(target, total)
+    with stored.new_folder(target) as folder:
+        copy_tokenizer(tokenizer, folder)
+        if config.family in FAMILIES:
+            _write_json(folder / stored.HF_CONFIG, public_config(tokenizer, config))
+        for name in names:
+            arrays = weights.read(name)
+            if dtype is not None:
+                arrays = {
+                    key: _cast(array, DTYPES[dtype], weights.where, f"{name}.{key}")
+                    for key, array in arrays.items()
+                }
+            stored.write_group(folder, name, arrays)
+        stored.finish(folder, dataclasses.asdict(config))
+
+
+def public_config(folder: Path, config: TransformerConfig) -> dict[str, Any]:
+    """Return the config.json that a checkpoint came with, or one made for it where it is gone."""
     made = to_hf(config)
-    path = source / stored.HF_CONFIG
+    path = folder / stored.HF_CONFIG
     if not path.is_file():
         return made
     values = _read_json(path)
     if from_hf(values, str(path)) != config:
         raise ModelError(
-            f"{path} and {source / CONFIG_FILE} are of different models; convert the checkpoint "
-            "again"
+            f"{path} is of another model than the weights; remove it to have one made, or convert "
+            "the checkpoint again"
         )
     return values
 
 
-def _export_entries(
-    source: Path, config: TransformerConfig, dtype: str | None
-) -> list[tuple[str, tuple[int, ...], np.dtype]]:
-    entries = []
-    for name in tensors.group_names(config):
-        found = stored.check_group(source, config, name)
-        for tensor in tensors.group(config, name):
-            kind = found[tensor.name] if dtype is None else DTYPES[dtype]
-            entries += [(part, tensor.part_shape, kind) for part in tensor.parts]
-    return entries
-
-
-def _export_tensors(
-    source: Path, config: TransformerConfig, dtype: str | None
-) -> Iterator[np.ndarray]:
-    for name in tensors.group_names(config):
-        group = tensors.group(config, name)
-        arrays = stored.read_group(source, name, dict.fromkeys(tensor.name for tensor in group))
-        for tensor in group:
-            whole = arrays.pop(tensor.name)
-            if dtype is not None:
-                whole = _cast(whole, DTYPES[dtype], str(source), f"{name}.{tensor.name}")
-            yield from tensor.split(whole)
+def _write_json(path: Path, values: Any) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n")

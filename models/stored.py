@@ -49,8 +49,6 @@ def new_folder(target: Path) -> Iterator[Path]:
 
     What a killed process left behind is removed first; a process that still writes is left alone.
     """
-    if target.exists() or target.is_symlink():
-        raise ModelError(f"{target} already exists; name a folder that does not, or remove it")
     partial = target.with_name(f".{target.name}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -63,6 +61,8 @@ def new_folder(target: Path) -> Iterator[Path]:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
             yield partial
+            if target.exists():
+                raise FileExistsError(f"{target} has appeared in the meantime")
             partial.rename(target)
             _sync(target.parent)
         except OSError as error:
