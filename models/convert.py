@@ -85,7 +85,8 @@ def import_checkpoint(
                 for tensor in tensors.group(config, name)
             }
             stored.write_group(folder, name, arrays)
-            logger.info("%s: %d of %d", name, index + 1, len(names))
+            if index % max(1, len(names) // 10) == 0:
+                logger.info("%d of %d groups of weights are on disk", index + 1, len(names))
         stored.finish(folder, dataclasses.asdict(config))
     return config
 

@@ -141,8 +141,8 @@ def route(
 ) -> tuple[Int[Array, "tokens chosen"], Float[Array, "tokens chosen"]]:
     """Return the experts of each token, best first, and their weights.
 
-    With `normalize`, several weights are made to sum to one; a single one stays the router's probability, without
-    which the router would have no gradient.
+    With `normalize`, several weights are made to sum to one; a single one stays the router's
+    probability, without which the router would have no gradient.
     """
     scores = jnp.dot(x, router, precision=jax.lax.Precision.HIGHEST)
     probs = jax.nn.softmax(scores.astype(jnp.float32), axis=-1)

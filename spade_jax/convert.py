@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 
 from models import convert as checkpoints
 from models import stored, tensors
-from models.config import TransformerConfig, from_dict
+from models.config import from_dict
 from spade_jax.errors import CheckpointError
 from spade_jax.learner.checkpoint import find_damage
 from spade_jax.telemetry.sinks import RunFolder
@@ -132,4 +132,3 @@ def _home(run: RunFolder) -> Path:
     """
     start = Path(((run.saved_config() or {}).get("run") or {}).get("init_from") or run.path)
     return start if (start / stored.HF_CONFIG).is_file() else run.path
-
