@@ -43,25 +43,30 @@ def peer(source: Path, out: Path) -> None:
         where, options = str(source.parent), {"gguf_file": source.name}
     tokenizer = AutoTokenizer.from_pretrained(where, **options)
     model = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, **options).eval()
+    prompts = [tokenizer(prompt, add_special_tokens=False).input_ids for prompt in PROMPTS]
+    width = max(map(len, prompts))
+    batch = torch.tensor([[0] * (width - len(ids)) + ids for ids in prompts])
+    mask = torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts])
+    written = model.generate(
+        batch,
+        attention_mask=mask,
+        max_new_tokens=NEW_TOKENS,
+        min_new_tokens=NEW_TOKENS,
+        do_sample=False,
+        repetition_penalty=1.0,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
     arrays = {}
-    for index, prompt in enumerate(PROMPTS):
-        prompt_ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
-        tokens = model.generate(
-            prompt_ids,
-            attention_mask=torch.ones_like(prompt_ids),
-            max_new_tokens=NEW_TOKENS,
-            min_new_tokens=NEW_TOKENS,
-            do_sample=False,
-            repetition_penalty=1.0,
-            eos_token_id=None,
-        )
-        start = prompt_ids.shape[1] - 1
-        with torch.no_grad():
-            logits = model(tokens, use_cache=False).logits[0]
-        arrays[f"tokens.{index}"] = tokens[0].numpy().astype(np.int32)
+    for index, ids in enumerate(prompts):
+        tokens, start = written[index, width - len(ids) :], len(ids) - 1
+        with torch.no_grad():  # without padding, for the logits
+            hidden = model.model(tokens[None], use_cache=False).last_hidden_state[0]
+            logits = model.lm_head(hidden[[start + kept for kept in KEPT]])
+        arrays[f"tokens.{index}"] = tokens.numpy().astype(np.int32)
         arrays[f"start.{index}"] = np.int32(start)
-        arrays[f"logits.{index}"] = logits[[start + kept for kept in KEPT]].numpy()
-        print(repr(tokenizer.decode(tokens[0])[:100]), flush=True)
+        arrays[f"logits.{index}"] = logits.numpy()
+        print(repr(tokenizer.decode(tokens)[:100]), flush=True)
     np.savez(out, **arrays)
 
 
