@@ -68,8 +68,8 @@ def import_checkpoint(
     """
     check_paths(source, target)
     checkpoint, config, hf_config = _open(source)
-    _check_tensors(config, checkpoint)
     wanted = None if dtype is None else DTYPES[dtype]
+    _check_tensors(config, checkpoint, one_dtype=wanted is None)
     total = sum(
         nbytes(tensor.shape, wanted or checkpoint.dtype(tensor.parts[0]))
         for tensor in tensors.all_tensors(config)
@@ -128,7 +128,7 @@ def _read_json(path: Path) -> Any:
         raise ModelError(f"{path} cannot be read ({error}); take it again") from error
 
 
-def _check_tensors(config: TransformerConfig, source: Source) -> None:
+def _check_tensors(config: TransformerConfig, source: Source, *, one_dtype: bool) -> None:
     """Refuse tensors that are missing, of another shape or dtype, or of no known use."""
     found = {name for name in source.names() if not LEGACY.fullmatch(name)}
     # Counted before the names are listed: a damaged config may speak of any number of them.
@@ -163,7 +163,12 @@ def _check_tensors(config: TransformerConfig, source: Source) -> None:
                     f"for {tensor.part_shape}"
                 )
         dtypes = [source.dtype(part) for part in tensor.parts]
-        tensors.check_one_dtype(tensor, dtypes, source.where)
+        if one_dtype and len(set(dtypes)) > 1:
+            other = next(index for index, dtype in enumerate(dtypes) if dtype != dtypes[0])
+            raise ModelError(
+                f"{source.where}: {tensor.parts[other]} is {dtypes[other]}, but {tensor.parts[0]} "
+                f"is {dtypes[0]}, and they become one parameter; name a dtype for all by --dtype"
+            )
 
 
 def _check_tied(source: Source) -> None:
@@ -184,14 +189,15 @@ def _bits(array: np.ndarray) -> np.ndarray:
 
 
 def _join(source: Source, tensor: Tensor, dtype: np.dtype | None) -> np.ndarray:
-    parts = [source.read(part) for part in tensor.parts]
-    for name, part in zip(tensor.parts, parts, strict=True):
+    parts = []
+    for name in tensor.parts:
+        part = source.read(name)
         if not _finite(part):
             raise ModelError(
                 f"{source.where}: {name} holds NaN or infinity; take the checkpoint again"
             )
-    whole = tensor.join(parts)
-    return whole if dtype is None else _cast(whole, dtype, source.where, tensor.name)
+        parts.append(part if dtype is None else _cast(part, dtype, source.where, name))
+    return tensor.join(parts)
 
 
 def _cast(array: np.ndarray, dtype: np.dtype, where: str, name: str) -> np.ndarray:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.config import TransformerConfig
-from models.errors import ModelError
 
 OUTER = "outer"
 """Name of the group around the layers; layer i is the group `blocks.i`."""
@@ -188,14 +187,3 @@ def _heads_in(name: str, public: str, shape: tuple[int, int, int]) -> Tensor:
         lambda x: x.reshape(embed, heads, dim).transpose(1, 2, 0),
         lambda x: x.transpose(2, 0, 1).reshape(flat),
     )
-
-
-def check_one_dtype(tensor: Tensor, dtypes: Sequence[np.dtype], where: str) -> np.dtype:
-    """Return the dtype of a parameter's parts, which must agree: it is kept as it is."""
-    for part, dtype in zip(tensor.parts, dtypes, strict=True):
-        if dtype != dtypes[0]:
-            raise ModelError(
-                f"{where}: {part} is {dtype}, but {tensor.parts[0]} is {dtypes[0]}; the parts of "
-                "one parameter must agree: save the checkpoint in one dtype"
-            )
-    return dtypes[0]

@@ -163,7 +163,7 @@ def test_unaligned_tensors_are_read(source: Path):
         (lambda t: t.update({QUERY: t[QUERY] * np.inf}), f"{QUERY} holds NaN or infinity"),
         (
             lambda t: t.update({n: t[n].astype(BF16) for n in t if "layers.0.mlp.up" in n}),
-            "must agree",
+            "they become one parameter; name a dtype for all by --dtype",
         ),
     ],
 )
