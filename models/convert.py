@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 
 from models import stored, tensors
@@ -33,7 +33,7 @@ SHARD_BYTES = 5 * 10**9  # of one exported file
 DTYPES: dict[str, np.dtype] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
-    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "bfloat16": np.dtype(jnp.bfloat16),
 }
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")  # one of them is needed
 TOKENIZER_FILES = (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 
 from models.config import Family, RopeScaling, TransformerConfig
@@ -78,7 +78,7 @@ class GGUFFile:
     def dtype(self, name: str) -> np.dtype:
         """Return the dtype that `read` gives."""
         kind = self._tensors[name][0].tensor_type.name
-        plain = {"F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
+        plain = {"F16": np.dtype(np.float16), "BF16": np.dtype(jnp.bfloat16)}
         return plain.get(kind, np.dtype(np.float32))
 
     def read(self, name: str) -> np.ndarray:
@@ -89,7 +89,7 @@ class GGUFFile:
         if kind in ("F32", "F16"):
             values = np.asarray(data)
         elif kind == "BF16":
-            values = np.asarray(data).view(ml_dtypes.bfloat16)
+            values = np.asarray(data).view(jnp.bfloat16)
         else:
             values = self._dequantise(data, tensor, self.shape(name))
         values = values.reshape(self.shape(name))

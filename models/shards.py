@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -22,7 +22,7 @@ INDEX = "model.safetensors.index.json"
 DTYPES: dict[str, np.dtype] = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "BF16": np.dtype(jnp.bfloat16),
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
