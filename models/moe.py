@@ -134,12 +134,15 @@ permute_rows.defvjp(_permute_forward, _permute_backward)
 
 
 def route(
-    x: Float[Array, "tokens embed"], router: Float[Array, "embed experts"], experts_per_token: int
+    x: Float[Array, "tokens embed"],
+    router: Float[Array, "embed experts"],
+    experts_per_token: int,
+    normalize: bool = True,
 ) -> tuple[Int[Array, "tokens chosen"], Float[Array, "tokens chosen"]]:
     """Return the experts of each token, best first, and their weights.
 
-    Several weights are made to sum to one; a single one stays the router's probability, without
-    which the router would have no gradient.
+    With `normalize`, several weights are made to sum to one; a single one stays the router's
+    probability, without which the router would have no gradient.
     """
     scores = jnp.dot(x, router, precision=jax.lax.Precision.HIGHEST)
     probs = jax.nn.softmax(scores.astype(jnp.float32), axis=-1)
@@ -147,7 +150,7 @@ def route(
     # Picked by comparison: the gradient of a gather would be a scatter.
     picked = chosen[:, :, None] == jnp.arange(router.shape[1])[None, None, :]
     weights = jnp.sum(jnp.where(picked, probs[:, None, :], 0.0), axis=-1)
-    if experts_per_token == 1:
+    if experts_per_token == 1 or not normalize:
         return chosen, weights
     return chosen, weights / jnp.sum(weights, axis=-1, keepdims=True)
 
@@ -158,6 +161,7 @@ class MoE(nnx.Module):
     def __init__(self, config: TransformerConfig, rngs: nnx.Rngs) -> None:
         experts, embed, mlp = config.num_experts, config.embed, config.mlp
         self.experts_per_token = config.experts_per_token
+        self.normalize = config.norm_topk_prob
         self.router = (
             normal(rngs, (embed, experts), ("embed", "router"), fan_in(embed))
             if experts > 1
@@ -188,7 +192,9 @@ class MoE(nnx.Module):
             if router is None:
                 output, load = _dense(flat, live, gate_up, down)
             else:
-                output, load = _routed(flat, live, router, gate_up, down, self.experts_per_token)
+                output, load = _routed(
+                    flat, live, router, gate_up, down, self.experts_per_token, self.normalize
+                )
             output = sum_over(mesh, output, "tensor")
             return output.reshape(x.shape), sum_over(mesh, load, ROW_AXES)
 
@@ -211,13 +217,19 @@ def _dense(x: Array, live: Array, gate_up: Array, down: Array) -> tuple[Array, A
 
 
 def _routed(
-    x: Array, live: Array, router: Array, gate_up: Array, down: Array, experts_per_token: int
+    x: Array,
+    live: Array,
+    router: Array,
+    gate_up: Array,
+    down: Array,
+    experts_per_token: int,
+    normalize: bool,
 ) -> tuple[Array, Array]:
     """Sort the tokens by expert, apply the experts, and add up the results of each token."""
     num_tokens, embed = x.shape
     experts = gate_up.shape[0]
     with jax.named_scope("moe_route"):
-        chosen, weights = route(x, router, experts_per_token)
+        chosen, weights = route(x, router, experts_per_token, normalize)
     with jax.named_scope("moe_dispatch"):
         # Padding is sorted behind the last group, which grouped_matmul does not compute.
         chosen = jnp.where(live[:, None], chosen, experts).reshape(-1)

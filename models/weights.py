@@ -1,38 +1,32 @@
-"""Save and load parameters as safetensors: flat dotted names, one tensor per parameter and layer,
-beside a config.json.
+"""Load parameters onto their devices, and save small ones.
 
-Files are written under a temporary name and renamed, the config last, so a folder never holds half
-a file. Nothing is pickled. Hugging Face checkpoints, sharded files and optimizer state are not
-here.
+Two kinds of folders are read: those of converted checkpoints (`models.stored`), and our own small
+ones, a single safetensors file with a tensor per parameter and layer. The latter are written here
+under a temporary name and renamed, the config last, so a folder never holds half a file. Nothing is
+pickled. Optimiser state is not here.
 """
 
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from models.config import TransformerConfig
+from models import stored
+from models.config import CONFIG_FILE, TransformerConfig, read_config
 from models.errors import ModelError
+from models.restore import check_room, load_stored, named_leaves
 from models.sharding import param_shardings
 from models.transformer import Params, abstract_params
 
 WEIGHTS_FILE = "model.safetensors"
-CONFIG_FILE = "config.json"
-
-
-def named_leaves(params: Params) -> Iterator[tuple[str, jax.Array]]:
-    """Yield each parameter with its dotted name, such as `blocks.0.moe.down`."""
-    for path, leaf in nnx.to_flat_state(params):
-        yield ".".join(str(part) for part in path), leaf.get_value()
 
 
 def save_weights(
@@ -44,12 +38,12 @@ def save_weights(
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ModelError(f"{folder} cannot be made ({error}); pick another folder") from error
-    tensors = {
+    arrays = {
         name: np.ascontiguousarray(np.asarray(jax.device_get(leaf)).astype(jnp.dtype(dtype)))
         for name, leaf in named_leaves(params)
     }
     text = json.dumps(dataclasses.asdict(config), indent=2) + "\n"
-    _replace(folder / WEIGHTS_FILE, lambda path: save_file(tensors, path))
+    _replace(folder / WEIGHTS_FILE, lambda path: save_file(arrays, path))
     _replace(folder / CONFIG_FILE, lambda path: path.write_text(text))
 
 
@@ -73,6 +67,9 @@ def load_weights(folder: str | Path, config: TransformerConfig, mesh: Mesh | Non
     """Read float32 parameters, each onto its devices when a mesh is given."""
     folder = Path(folder)
     _check_config(folder, config)
+    check_room(config, mesh)
+    if stored.is_stored(folder):
+        return load_stored(folder, config, mesh)
     path = folder / WEIGHTS_FILE
     if not path.is_file():
         raise ModelError(f"{path} does not exist; point to a folder written by save_weights")
@@ -120,24 +117,16 @@ def _read(file, folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _check_config(folder: Path, config: TransformerConfig) -> None:
-    path = folder / CONFIG_FILE
-    try:
-        saved = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    saved = read_config(folder)
+    differing = [
+        f"model.{field.name}={getattr(config, field.name)} (saved: {getattr(saved, field.name)})"
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != getattr(saved, field.name)
+    ]
+    if differing:
         raise ModelError(
-            f"{path} cannot be read ({error}); point to a folder written by save_weights"
-        ) from error
-    asked = dataclasses.asdict(config)
-    if saved != asked:
-        names = sorted(asked.keys() | (saved.keys() if isinstance(saved, dict) else set()))
-        saved = saved if isinstance(saved, dict) else {}
-        differing = ", ".join(
-            f"model.{name}={asked.get(name, 'unknown')} (saved: {saved.get(name, 'no value')})"
-            for name in names
-            if saved.get(name) != asked.get(name)
-        )
-        raise ModelError(
-            f"the weights in {folder} are of another model: {differing}; set the fields as saved"
+            f"the weights in {folder} are of another model: {', '.join(differing)}; set the fields "
+            "as saved, or in a config file model=models.config.read_config(folder)"
         )
 
 

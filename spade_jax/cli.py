@@ -1,5 +1,5 @@
-"""`spade-jax train|warmstart CONFIG [--section.field value ...]`, `spade-jax play|doctor ...`: the
-only module that reads the command line.
+"""`spade-jax train|warmstart CONFIG [--section.field value ...]`, `spade-jax play|convert|doctor`
+with options: the only module that reads the command line.
 
 Bad input of any kind ends in one line on stderr and exit code 2; bugs keep their traceback.
 """
@@ -11,6 +11,7 @@ import difflib
 import importlib.util
 import io
 import logging
+import operator
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -27,14 +28,29 @@ COMMANDS = {
     "train": "run the self-play loop of a config (--resume continues its run folder)",
     "warmstart": "teach a small policy both roles on the environment library",
     "play": "play an environment yourself, in the terminal",
+    "convert": "bring a public checkpoint in (Hugging Face, GGUF), or weights out",
     "doctor": "say what the sandbox can contain on this host, and prove it",
 }
 USAGE = (
     "usage: spade-jax train|warmstart CONFIG [--section.field value ...]\n"
     "       spade-jax play FILE|PACKAGE:ID [options]\n"
+    "       spade-jax convert SOURCE DESTINATION [--to hf] [options]\n"
     "       spade-jax doctor [options]\n"
     "(spade-jax COMMAND --help lists every field or option)"
 )
+
+CONVERT_DETAILS = """\
+SOURCE is one of
+  a Hugging Face folder: config.json, *.safetensors (one file, or several and an index), tokenizer
+  a GGUF file, dequantised to float32 unless --dtype says otherwise
+  a run folder, of which the newest checkpoint is taken
+  with --to hf, a folder that this command made, or a run folder
+
+DESTINATION is a new folder. For training, name it as --run.init-from, and in the config file
+write model=models.config.read_config(DESTINATION).
+"""
+# A section that may be absent, such as model.rope_scaling, is what the preset says it is.
+_TYRO = (tyro.conf.AvoidSubcommands,)
 
 
 class _StderrHandler(logging.StreamHandler):
@@ -183,7 +199,35 @@ def _doctor(arguments: list[str]) -> int:
     return doctor(folder=options.hostile, without=options.without, as_json=options.json)
 
 
-_IN_TERMINAL = {"play": _play, "doctor": _doctor}
+def _convert(arguments: list[str]) -> int:
+    parser = _Parser("convert", CONVERT_DETAILS)
+    parser.add_argument("source", type=Path, metavar="SOURCE", help="folder or .gguf file")
+    parser.add_argument("target", type=Path, metavar="DESTINATION", help="a folder to make")
+    parser.add_argument(
+        "--to",
+        choices=("orbax", "hf"),
+        default="orbax",
+        help="orbax to train from (default), hf for transformers and what else reads safetensors",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="round the weights to this (default: as they are in the source)",
+    )
+    parser.add_argument(
+        "--tokenizer", type=Path, metavar="FOLDER", help="take the tokenizer from this folder"
+    )
+    options = parser.read(arguments)
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # host work: an accelerator stays free
+    from spade_jax.convert import convert
+
+    convert(**vars(options))
+    return 0
+
+
+_IN_TERMINAL = {"play": _play, "convert": _convert, "doctor": _doctor}
 
 
 def _in_terminal(command: str, arguments: list[str]) -> int:
@@ -239,11 +283,17 @@ def parse_overrides(preset: Config, arguments: Sequence[str]) -> Config:
         ConfigError: an unknown option, or a value of the wrong type or out of range.
     """
     if "-h" in arguments or "--help" in arguments:
-        tyro.cli(Config, default=preset, args=["--help"], prog="spade-jax train|warmstart CONFIG")
+        tyro.cli(
+            Config,
+            default=preset,
+            args=["--help"],
+            prog="spade-jax train|warmstart CONFIG",
+            config=_TYRO,
+        )
     names = {
-        f"{section.name}.{item.name}"
+        f"{section.name}.{name}"
         for section in dataclasses.fields(Config)
-        for item in dataclasses.fields(getattr(preset, section.name))
+        for name in _leaves(getattr(preset, section.name))
     }
     options = (
         names | {name.replace("_", "-") for name in names} | {_negated(name) for name in names}
@@ -257,7 +307,7 @@ def parse_overrides(preset: Config, arguments: Sequence[str]) -> Config:
     output = io.StringIO()
     try:
         with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
-            return tyro.cli(Config, default=preset, args=list(arguments))
+            return tyro.cli(Config, default=preset, args=list(arguments), config=_TYRO)
     except SystemExit as error:
         raise ConfigError(_blame(preset, arguments, output.getvalue())) from error
 
@@ -275,7 +325,9 @@ def _blame(preset: Config, arguments: Sequence[str], message: str) -> str:
     values: dict[str, dict[str, Any]] = {}
     for name, *words in groups:
         section, _, item = name[2:].replace("-", "_").partition(".")
-        kind = get_type_hints(type(getattr(preset, section))).get(item, bool)
+        owner, _, leaf = f"{section}.{item}".rpartition(".")
+        holder = operator.attrgetter(owner)(preset)
+        kind = get_type_hints(type(holder)).get(leaf, bool)
         if len(words) > 1 and isinstance(kind, type):
             return f"unexpected argument {words[1]!r} after {name} {words[0]!r}"
         try:
@@ -283,23 +335,37 @@ def _blame(preset: Config, arguments: Sequence[str], message: str) -> str:
                 contextlib.redirect_stderr(io.StringIO()),
                 contextlib.redirect_stdout(io.StringIO()),
             ):
-                values.setdefault(section, {})[item] = tyro.cli(kind, args=words)
+                values.setdefault(owner, {})[leaf] = tyro.cli(kind, args=words)
         except SystemExit:
-            default = getattr(getattr(preset, section), item, None)
+            default = getattr(holder, leaf, None)
             shown = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
             given = " ".join(words)
             return (
                 f"--{section}.{item}: {given!r} is not a valid {shown}; the default is {default!r}"
             )
     try:
-        sections = {
-            name: dataclasses.replace(getattr(preset, name), **items)
-            for name, items in values.items()
+        changed = {
+            owner: dataclasses.replace(operator.attrgetter(owner)(preset), **items)
+            for owner, items in values.items()
         }
-        dataclasses.replace(preset, **sections)
+        dataclasses.replace(
+            preset, **{owner: section for owner, section in changed.items() if "." not in owner}
+        )
     except (ConfigError, ModelError, TypeError) as error:
         return str(error)
     return f"the options cannot be read: {message}"
+
+
+def _leaves(section: Any) -> list[str]:
+    """Dotted names of the fields of a section that can be set; not of one that is absent."""
+    names = []
+    for item in dataclasses.fields(section):
+        value = getattr(section, item.name)
+        if dataclasses.is_dataclass(value):
+            names += [f"{item.name}.{name}" for name in _leaves(value)]
+        elif value is not None:
+            names.append(item.name)
+    return names
 
 
 def _negated(name: str) -> str:

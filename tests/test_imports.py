@@ -49,7 +49,15 @@ ALLOWED: dict[str, set[str]] = {
     "spade_jax.warmstart": COMMAND,
     "spade_jax.plan": COMMAND,
     "spade_jax.checkpoints": COMMAND,
-    "spade_jax.cli": COMMAND | TERMINAL | {"spade_jax.play", "spade_jax.doctor", "spade_jax.cli"},
+    "spade_jax.convert": COMMAND | {"spade_jax.convert"},
+    "spade_jax.cli": COMMAND
+    | TERMINAL
+    | {
+        "spade_jax.play",
+        "spade_jax.convert",
+        "spade_jax.doctor",
+        "spade_jax.cli",
+    },
     "configs": SETTINGS,
     "launch": GLOSSARY | SETTINGS | {"models"},
 }

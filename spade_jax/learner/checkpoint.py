@@ -121,7 +121,7 @@ class Checkpoints:
         if wanted is None or wanted not in steps:
             which = "no checkpoint" if wanted is None else f"no checkpoint {wanted}"
             raise CheckpointError(f"{which} in {self._folder}; it holds {steps or 'none'}")
-        if (problem := _find_damage(self._folder / str(wanted))) is not None:
+        if (problem := find_damage(self._folder / str(wanted))) is not None:
             raise self._damaged(wanted, problem)
         about = self._read(wanted, about=ocp.args.JsonRestore())["about"]
         self._check_about(wanted, about)
@@ -216,7 +216,7 @@ def _write_checksums(folder: Path) -> None:
     os.replace(partial, folder / _FILES)
 
 
-def _find_damage(folder: Path) -> str | None:
+def find_damage(folder: Path) -> str | None:
     """Say which file is not what was written; None when all are, or no list was written."""
     try:
         files = json.loads((folder / _FILES).read_text())

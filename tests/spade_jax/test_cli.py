@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from models.config import RopeScaling
+from models.errors import ModelError
 from spade_jax import cli
 from spade_jax.config import Config, to_dict
+from spade_jax.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = str(ROOT / "configs" / "tiny.py")
@@ -73,6 +76,19 @@ def test_overrides_reach_the_config():
     assert to_dict(config)["learner"]["lr"] == 3e-4
 
 
+def test_a_section_within_a_section_can_be_set_where_the_preset_has_it():
+    preset = cli.load_config(Path(TINY))
+    with pytest.raises(ConfigError, match=r"unknown option --model.rope-scaling.factor"):
+        cli.parse_overrides(preset, ["--model.rope-scaling.factor", "4"])
+    model = dataclasses.replace(preset.model, rope_scaling=RopeScaling("linear", 2.0))
+    scaled = dataclasses.replace(preset, model=model)
+    config = cli.parse_overrides(scaled, ["--model.rope-scaling.factor", "4"])
+    assert config.model.rope_scaling == RopeScaling("linear", 4.0)
+    for value, part in (("four", "'four' is not a valid float"), ("0.5", "factor=0.5 must be")):
+        with pytest.raises((ConfigError, ModelError), match=part):
+            cli.parse_overrides(scaled, ["--model.rope-scaling.factor", value])
+
+
 def test_help_lists_every_field_with_default_and_doc(capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["train", TINY, "--help"])
@@ -80,6 +96,8 @@ def test_help_lists_every_field_with_default_and_doc(capsys):
     text = capsys.readouterr().out
     for section in dataclasses.fields(Config):
         for field in dataclasses.fields(section.default_factory()):
+            if getattr(section.default_factory(), field.name) is None:
+                continue  # a section that is absent has no options
             name = f"--{section.name}.{field.name.replace('_', '-')}"
             assert name in text
             told = " ".join(text.replace("│", " ").split()).split(name, 1)[1]

@@ -1,0 +1,134 @@
+"""`spade-jax convert`: public checkpoints to weights that `train` starts from, and back; a run's
+newest checkpoint to either.
+
+What is read and written is in `models.convert`; here is what the command line means by it, and
+reading the parameters, and nothing else, from a run's checkpoint.
+"""
+
+import logging
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import orbax.checkpoint as ocp
+
+from models import convert as checkpoints
+from models import stored, tensors
+from models.config import from_dict
+from spade_jax.errors import CheckpointError
+from spade_jax.learner.checkpoint import find_damage
+from spade_jax.telemetry.sinks import RunFolder
+
+logger = logging.getLogger(__name__)
+
+Form = Literal["orbax", "hf"]
+
+
+def convert(
+    source: Path,
+    target: Path,
+    *,
+    to: Form = "orbax",
+    dtype: str | None = None,
+    tokenizer: Path | None = None,
+) -> None:
+    """Convert a checkpoint.
+
+    Args:
+        tokenizer: a folder to take the tokenizer from; None takes the source's.
+    """
+    checkpoints.check_paths(source, target)
+    run = _run_of(source)
+    if run is not None or to == "hf":
+        weights = checkpoints.StoredWeights(source) if run is None else RunWeights(run)
+        write = checkpoints.export_checkpoint if to == "hf" else checkpoints.store
+        home = tokenizer or (source if run is None else _home(run))
+        write(weights, weights.config, home, target, dtype=dtype)
+        config = weights.config
+    else:
+        config = checkpoints.import_checkpoint(source, target, dtype=dtype, tokenizer=tokenizer)
+    counts = [math.prod(tensor.shape) for tensor in tensors.all_tensors(config)]
+    form = "Hugging Face" if to == "hf" else "Orbax"
+    logger.info("%s: %s, %s parameters, %s", target, config.family, f"{sum(counts):,}", form)
+    if to == "orbax":
+        logger.info("train from it with --run.init-from %s", target)
+
+
+class RunWeights:
+    """The parameters in the newest checkpoint of a run."""
+
+    def __init__(self, run: RunFolder) -> None:
+        steps = [int(path.name) for path in run.checkpoints.iterdir() if path.name.isdecimal()]
+        if not steps:
+            raise CheckpointError(f"{run.path} has no checkpoint yet; let the run save one")
+        self._step = run.checkpoints / str(max(steps))
+        self.where = str(self._step)
+        if (problem := find_damage(self._step)) is not None:
+            raise CheckpointError(f"checkpoint {self._step} is damaged: {problem}")
+        saved = run.saved_config() or {}
+        self.config = from_dict(saved.get("model"), run.path / "config.json")
+        with _checkpointer() as checkpointer:
+            tree = checkpointer.metadata(self._step / "state").item_metadata.tree
+        self._found = {name: np.dtype(leaf.dtype) for name, leaf in tree.items()}
+        logger.info("the newest checkpoint of %s is of step %d", run.path, max(steps) + 1)
+
+    def dtypes(self, group: str) -> dict[str, np.dtype]:
+        """Return the dtypes of a group."""
+        try:
+            return {
+                tensor.name: self._found[_stored_name(group, tensor.name)]
+                for tensor in tensors.group(self.config, group)
+            }
+        except KeyError as error:
+            raise CheckpointError(
+                f"checkpoint {self._step} lacks {error.args[0]}; it is of another model than its "
+                "run's config.json"
+            ) from error
+
+    def read(self, group: str) -> dict[str, np.ndarray]:
+        """Return a group in host memory."""
+        names = {
+            tensor.name: _stored_name(group, tensor.name)
+            for tensor in tensors.group(self.config, group)
+        }
+        wanted: dict[str, Any] = dict.fromkeys(names.values(), 0)
+        how = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
+        with _checkpointer() as checkpointer:
+            found = checkpointer.restore(
+                self._step / "state",
+                args=ocp.args.PyTreeRestore(wanted, restore_args=how, partial_restore=True),
+            )
+        arrays = {name: found[path] for name, path in names.items()}
+        for tensor in tensors.group(self.config, group):
+            if arrays[tensor.name].shape != tensor.shape:
+                raise CheckpointError(
+                    f"checkpoint {self._step}: {names[tensor.name]} has shape "
+                    f"{arrays[tensor.name].shape}, but the run's config asks for {tensor.shape}"
+                )
+        return arrays
+
+
+def _stored_name(group: str, name: str) -> str:
+    prefix = "params." if group == tensors.OUTER else f"params.{group}."
+    return f"{prefix}{name}.value"
+
+
+def _checkpointer() -> ocp.Checkpointer:
+    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
+
+
+def _run_of(source: Path) -> RunFolder | None:
+    """Return the run in a folder that holds one."""
+    if not (source / "checkpoints").is_dir() or stored.is_stored(source):
+        return None
+    return RunFolder(source.resolve())
+
+
+def _home(run: RunFolder) -> Path:
+    """Return the folder of a run's tokenizer: the run's, or else what it started from.
+
+    The public config.json is in the latter.
+    """
+    start = Path(((run.saved_config() or {}).get("run") or {}).get("init_from") or run.path)
+    return start if (start / stored.HF_CONFIG).is_file() else run.path

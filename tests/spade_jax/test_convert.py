@@ -1,0 +1,112 @@
+"""A run's parameters leave as weights to start from, and as a public checkpoint."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from models import tensors
+from models.config import read_config
+from models.convert import import_checkpoint
+from models.restore import named_leaves
+from models.sharding import build_mesh
+from models.shards import SafetensorsFolder
+from models.weights import load_weights, save_weights
+from spade_jax import cli
+from spade_jax.config import Config, RunConfig, to_dict
+from spade_jax.learner.checkpoint import Checkpoints
+from spade_jax.learner.step import Learner
+from spade_jax.telemetry.sinks import RunFolder
+
+GOLDEN = Path(__file__).parents[1] / "models" / "golden"
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory) -> Path:
+    """A converted checkpoint that runs start from."""
+    folder = tmp_path_factory.mktemp("start") / "start"
+    import_checkpoint(GOLDEN / "qwen3_moe", folder)
+    return folder
+
+
+def make_run(path: Path, start: Path, steps=(0, 1)) -> Path:
+    """A run folder with checkpoints in which every parameter is the start's plus the step."""
+    config = Config(run=RunConfig(dir=str(path), init_from=str(start)), model=read_config(start))
+    run = RunFolder(path)
+    run.save_config(to_dict(config))
+    mesh = build_mesh(1, 2, 2, 2)
+    learner = Learner(config.model, config.learner, mesh)
+    with Checkpoints(run.checkpoints, 2, {}) as checkpoints:
+        for step in steps:
+            params = load_weights(start, config.model, mesh)
+            params = jax.tree.map(lambda leaf, step=step: leaf + np.float32(step), params)
+            checkpoints.save(step, learner.init(params), {})
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path, start: Path) -> Path:
+    return make_run(tmp_path / "run", start)
+
+
+def test_a_run_is_exported(run: Path, start: Path, tmp_path: Path):
+    assert cli.main(["convert", str(run), str(tmp_path / "out"), "--to", "hf"]) == 0
+    config = read_config(start)
+    given = dict(named_leaves(load_weights(start, config)))
+    found = SafetensorsFolder(tmp_path / "out")
+    for group in tensors.group_names(config):
+        prefix = "" if group == tensors.OUTER else f"{group}."
+        for tensor in tensors.group(config, group):
+            expected = tensor.split(np.asarray(given[prefix + tensor.name]) + np.float32(1))
+            for part, value in zip(tensor.parts, expected, strict=True):
+                assert np.array_equal(found.read(part), value), part
+    public = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert public == json.loads((GOLDEN / "qwen3_moe" / "config.json").read_text())
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
+
+
+def test_a_run_becomes_weights_to_start_from(run: Path, start: Path, tmp_path: Path):
+    assert cli.main(["convert", str(run), str(tmp_path / "out"), "--dtype", "bfloat16"]) == 0
+    config = read_config(tmp_path / "out")
+    assert config == read_config(start)
+    expected = jax.tree.map(
+        lambda leaf: (leaf + np.float32(1)).astype("bfloat16").astype("float32"),
+        load_weights(start, config),
+    )
+    loaded = load_weights(tmp_path / "out", config)
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, loaded, expected)))
+
+
+def test_a_run_of_our_own_family(tmp_path: Path, start: Path, capsys):
+    config = dataclasses.replace(read_config(start), family="spade", scale_embedding=True)
+    own = tmp_path / "own"
+    save_weights(own, config, load_weights(start, read_config(start)), dtype="float32")
+    run = make_run(tmp_path / "run", own, steps=(0,))
+    shutil.copy(GOLDEN / "llama" / "tokenizer.json", run)
+    assert cli.main(["convert", str(run), str(tmp_path / "out")]) == 0
+    loaded, expected = load_weights(tmp_path / "out", config), load_weights(own, config)
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, loaded, expected)))
+    assert cli.main(["convert", str(run), str(tmp_path / "hf"), "--to", "hf"]) == 2
+    assert "family=spade has no Hugging Face form" in capsys.readouterr().err
+
+
+def test_a_run_that_cannot_be_read_is_one_line(run: Path, tmp_path: Path, capsys):
+    arguments = ["convert", str(run), str(tmp_path / "out")]
+    newest = run / "checkpoints" / "1"
+    path = max((newest / "state").rglob("*"), key=lambda p: p.stat().st_size)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert cli.main(arguments) == 2 and "is damaged" in capsys.readouterr().err
+    config = json.loads((run / "config.json").read_text())
+    for name in ("0", "1"):
+        shutil.rmtree(run / "checkpoints" / name)
+    assert cli.main(arguments) == 2 and "has no checkpoint yet" in capsys.readouterr().err
+    make_run(run, Path(config["run"]["init_from"]), steps=(4,))
+    config["model"]["num_layers"] = 3
+    (run / "config.json").write_text(json.dumps(config))
+    assert cli.main(arguments) == 2
+    assert "lacks params.blocks.2." in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
