@@ -21,7 +21,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from models.config import TransformerConfig
-from models.layers import RMSNorm, fan_in, normal, rotate
+from models.layers import RMSNorm, fan_in, normal, rotate, zeros
 from models.sharding import ROW_AXES, split_rows
 
 QUERY_BLOCK = 128
@@ -58,6 +58,10 @@ class Attention(nnx.Module):
         self.value = normal(rngs, (embed, kv_heads, dim), ("embed", "kv_heads", "head_dim"), std)
         out_std = fan_in(heads * dim) / (2 * config.num_layers) ** 0.5
         self.output = normal(rngs, (heads, dim, embed), ("heads", "head_dim", "embed"), out_std)
+        bias = config.qkv_bias
+        self.query_bias = zeros((heads, dim), ("heads", "head_dim")) if bias else None
+        self.key_bias = zeros((kv_heads, dim), ("kv_heads", "head_dim")) if bias else None
+        self.value_bias = zeros((kv_heads, dim), ("kv_heads", "head_dim")) if bias else None
         self.query_norm = RMSNorm(dim, config.norm_eps) if config.qk_norm else None
         self.key_norm = RMSNorm(dim, config.norm_eps) if config.qk_norm else None
 
@@ -75,6 +79,10 @@ class Attention(nnx.Module):
         query = jnp.einsum("rse,ehd->rshd", x, self.query[...])
         key = jnp.einsum("rse,ehd->rshd", x, self.key[...])
         value = jnp.einsum("rse,ehd->rshd", x, self.value[...])
+        if self.query_bias is not None and self.key_bias is not None:
+            query, key = query + self.query_bias[None, None], key + self.key_bias[None, None]
+        if self.value_bias is not None:
+            value = value + self.value_bias[None, None]
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         return rotate(query, cos, sin), rotate(key, cos, sin), value

@@ -11,8 +11,11 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int
+
+from models.config import RopeScaling
 
 Axes = tuple[str | None, ...]
 
@@ -21,6 +24,11 @@ def normal(rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, std: float) -> nn
     """Make a parameter drawn from a normal distribution cut at two standard deviations."""
     value = jax.random.truncated_normal(rngs.params(), -2.0, 2.0, shape, jnp.float32)
     return nnx.Param(value * std, axes=axes)
+
+
+def zeros(shape: tuple[int, ...], axes: Axes) -> nnx.Param:
+    """Make a parameter that starts at zero."""
+    return nnx.Param(jnp.zeros(shape, jnp.float32), axes=axes)
 
 
 def fan_in(size: int) -> float:
@@ -41,12 +49,36 @@ class RMSNorm(nnx.Module):
         return x * jax.lax.rsqrt(mean_square + self.eps) * scale
 
 
+def rotary_frequencies(
+    head_dim: int, theta: float, scaling: RopeScaling | None = None
+) -> Float[np.ndarray, " half"]:
+    """Return the radians by which each pair turns from one position to the next, in float32.
+
+    theta^(-2i / head_dim), computed on the host: an accelerator's power is a few ulps off, which
+    thousands of positions multiply.
+    """
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    frequencies = np.float32(1) / (theta ** exponents.astype(np.float64)).astype(np.float32)
+    if scaling is None:
+        return frequencies
+    slow = frequencies / np.float32(scaling.factor)
+    if scaling.kind == "linear":
+        return slow
+    # Llama 3: turns within the original context, from which a share of the fast one is kept.
+    turns = scaling.original_max_positions * frequencies / (2 * math.pi)
+    share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept = np.clip(share, 0, 1).astype(np.float32)
+    return np.where(kept == 1, frequencies, (1 - kept) * slow + kept * frequencies)
+
+
 def rotary_angles(
-    positions: Int[Array, "rows seq"], head_dim: int, theta: float
+    positions: Int[Array, "rows seq"],
+    head_dim: int,
+    theta: float,
+    scaling: RopeScaling | None = None,
 ) -> tuple[Float[Array, "rows seq 1 half"], Float[Array, "rows seq 1 half"]]:
-    """Return cosine and sine of position / theta^(2i / head_dim), the same for every head."""
-    exponents = jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
-    frequencies = jnp.float32(theta) ** -exponents
+    """Return cosine and sine of position × frequency, the same for every head."""
+    frequencies = jnp.asarray(rotary_frequencies(head_dim, theta, scaling))
     angles = positions.astype(jnp.float32)[:, :, None, None] * frequencies[None, None, None, :]
     return jnp.cos(angles), jnp.sin(angles)
 

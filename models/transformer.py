@@ -138,7 +138,7 @@ def forward(
     if segment_ids is None:
         segment_ids = jnp.ones_like(tokens)
     live = segment_ids > 0 if cache is None else positions >= 0
-    cos, sin = rotary_angles(positions, config.head_dim, config.rope_theta)
+    cos, sin = rotary_angles(positions, config.head_dim, config.rope_theta, config.rope_scaling)
     x = keep_rows(mesh, gather_columns(mesh, model.embedding[...])[tokens])
     if config.scale_embedding:
         x = x * config.embed**0.5
