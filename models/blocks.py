@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from models.attention import Attention, attend_cached, attend_packed
 from models.cache import Cache
 from models.config import TransformerConfig
+from models.errors import ModelError
 from models.execution import Execution
 from models.layers import RMSNorm, cast_params
 from models.moe import MoE
@@ -121,40 +122,41 @@ def run_cached(
     cache: Cache,
 ) -> tuple[Float[Array, "rows seq embed"], Float[Array, "layers experts"], Cache]:
     """Run all blocks through the cache; return what `run_packed` does, and the cache written to."""
+    keys, values = cache
+    if isinstance(keys, tuple) != (0 in blocks) or isinstance(values, tuple) != (0 in blocks):
+        raise ModelError(
+            "the layers of parameters and cache are not alike: one is unrolled, the other scanned; "
+            "make both with the same `execution`"
+        )
 
-    def layer(x: Array, params: nnx.State, keys: Array, values: Array, rows: Array, name: str = ""):
+    def layer(
+        x: Array, params: nnx.State, pair: tuple[Array, Array], slots: Array, name: str = ""
+    ) -> tuple[Array, Array, tuple[Array, Array]]:
         def attend(query: Array, key: Array, value: Array) -> tuple[Array, tuple[Array, Array]]:
-            heads, *written = attend_cached(
-                query, key, value, keys, values, rows, positions, call.mesh
-            )
-            return heads, tuple(written)
+            heads, *written = attend_cached(query, key, value, *pair, slots, positions, call.mesh)
+            return heads, (written[0], written[1])
 
         return _run(call, params, x, attend, split=False, name=name)
 
-    if 0 in blocks:
+    if isinstance(keys, tuple) or isinstance(values, tuple):
         written, loads = [], []
-        for index in range(len(blocks)):
-            pair = cache.keys[index], cache.values[index]
-            x, load, pair = layer(x, blocks[index], *pair, slot_ids, f"_{index}")
+        for index, pair in enumerate(zip(keys, values, strict=True)):
+            x, load, pair = layer(x, blocks[index], pair, slot_ids, f"_{index}")
             written.append(pair)
             loads.append(load)
-        keys, values = zip(*written, strict=True)
-        return x, jnp.stack(loads), Cache(keys, values)
+        return x, jnp.stack(loads), Cache(*zip(*written, strict=True))
 
-    assert not isinstance(cache.keys, tuple) and not isinstance(cache.values, tuple)
-    num_layers, num_slots = cache.keys.shape[:2]
+    num_slots = keys.shape[1]
 
-    def step(carry: tuple, inputs: tuple) -> tuple[tuple, Array]:
-        params, offset = inputs
-        x, load, pair = layer(carry[0], params, *carry[1:], offset + slot_ids)
-        return (x, *pair), load
+    def step(
+        carry: tuple[Array, tuple[Array, Array]], inputs: tuple[nnx.State, Array]
+    ) -> tuple[tuple[Array, tuple[Array, Array]], Array]:
+        (x, pair), (params, index) = carry, inputs
+        x, load, pair = layer(x, params, pair, index * num_slots + slot_ids)
+        return (x, pair), load
 
     # Layers and slots as one axis: a layer's part is never cut out, which would copy it.
-    flat = [array.reshape(-1, *array.shape[2:]) for array in cache]
-    offsets = jnp.arange(num_layers, dtype=slot_ids.dtype) * num_slots
-    (x, *flat), loads = jax.lax.scan(step, (x, *flat), (blocks, offsets))
-    return (
-        x,
-        loads,
-        Cache(*(array.reshape(num_layers, num_slots, *array.shape[1:]) for array in flat)),
-    )
+    flat = keys.reshape(-1, *keys.shape[2:]), values.reshape(-1, *values.shape[2:])
+    indices = jnp.arange(keys.shape[0], dtype=slot_ids.dtype)
+    (x, flat), loads = jax.lax.scan(step, (x, flat), (blocks, indices))
+    return x, loads, Cache(flat[0].reshape(keys.shape), flat[1].reshape(values.shape))

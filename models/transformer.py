@@ -9,7 +9,7 @@ decode step; or scanned, where one layer is compiled for all. Losses and samplin
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -139,7 +139,7 @@ def forward(
         segment_ids = jnp.ones_like(tokens)
     live = segment_ids > 0 if packed else positions >= 0
     angles = rotary_angles(positions, config.head_dim, config.rope_theta, config.rope_scaling)
-    table, dtype = params["embedding"].get_value(), jnp.dtype(execution.compute_dtype)
+    table, dtype = _array(params, "embedding"), jnp.dtype(execution.compute_dtype)
     x = embedding.lookup(table, tokens, dtype, mesh, rows_split=packed)
     x = keep_rows(mesh, x, split=packed)
     if config.scale_embedding:
@@ -150,8 +150,15 @@ def forward(
     else:
         rows = jnp.arange(tokens.shape[0]) if slot_ids is None else slot_ids
         x, loads, cache = run_cached(call, params["blocks"], x, positions, rows, cache)
-    scale = params["final_norm"]["scale"].get_value()
+    scale = _array(params, "final_norm", "scale")
     return Forward(rms_norm(x, scale, config.norm_eps), cache, loads)
+
+
+def _array(params: Any, *path: str) -> Array:
+    """Return one parameter outside the blocks."""
+    for name in path:
+        params = params[name]
+    return params[...]
 
 
 def logits(
@@ -159,10 +166,13 @@ def logits(
     params: Params,
     hidden: Float[Array, "*batch embed"],
     mesh: Mesh | None = None,
+    *,
+    rows_split: bool = True,
 ) -> Float[Array, "*batch vocab"]:
     """Return float32 scores of the vocabulary for final-normed hidden states.
 
-    With a mesh, the rows of `hidden` lie split over its devices as those of `forward` do.
+    With a mesh, the scores lie split by vocabulary, and by the rows of `hidden` if these are split
+    as those of `forward` without a cache are.
     """
-    table = params["embedding"].get_value().T if config.tied_head else params["head"].get_value()
-    return embedding.scores(table, hidden, mesh)
+    table = _array(params, "embedding").T if config.tied_head else _array(params, "head")
+    return embedding.scores(table, hidden, mesh, rows_split=rows_split)
