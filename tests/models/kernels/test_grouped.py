@@ -1,4 +1,4 @@
-"""The grouped products, in interpret mode, against a product of each group on its own in float64."""
+"""The grouped products, in interpret mode, against a product of each group alone in float64."""
 
 import functools
 
@@ -7,14 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import kernels
 from models.errors import ModelError
 from models.kernels import hopper, megablox, tiles, triton
 
 INTERPRETED = {"megablox": megablox, "triton": triton}
-NOT_INTERPRETED = {
-    "hopper": "the warpgroup instructions and their memory have no interpreter on a CPU",
-}
 
 # rows, in, out, group sizes
 CASES = {
@@ -28,12 +24,12 @@ CASES = {
     "widths that no tile divides": (50, 100, 40, [20, 30]),
     "fewer rows than a tile": (5, 32, 48, [2, 3]),
     "several tiles a group": (1200, 768, 192, [130, 0, 1, 1000]),
-    "several tiles deep and wide": (150, 1536, 1100, [90, 50]),
 }
+WIDE = {"several tiles deep and wide": (150, 1536, 1100, [90, 50])}
 
 
-def inputs(case: str, dtype: str):
-    rows, size, out, group_sizes = CASES[case]
+def inputs(case: tuple, dtype: str):
+    rows, size, out, group_sizes = case
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.standard_normal((rows, size)), dtype)
     w = jnp.asarray(rng.standard_normal((len(group_sizes), size, out)), dtype)
@@ -65,12 +61,24 @@ def assert_near(actual: jax.Array, wanted: np.ndarray, dtype: str) -> None:
     assert not actual[wanted == 0].any()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", INTERPRETED)
-def test_products_equal_those_of_each_group(name: str, case: str, dtype: str):
-    module = INTERPRETED[name]
-    x, w, grad, group_sizes = inputs(case, dtype)
+def test_products_equal_those_of_each_group(name: str, case: str):
+    check(INTERPRETED[name], case, "float32")
+
+
+@pytest.mark.parametrize("case", ["rows past the last group", "several tiles a group"])
+@pytest.mark.parametrize("name", INTERPRETED)
+def test_products_of_bfloat16_sum_in_float32(name: str, case: str):
+    check(INTERPRETED[name], case, "bfloat16")
+
+
+def test_megablox_cuts_the_last_tile_of_a_wide_matrix():
+    check(megablox, "several tiles deep and wide", "bfloat16", WIDE)
+
+
+def check(module, case: str, dtype: str, cases: dict = CASES) -> None:
+    x, w, grad, group_sizes = inputs(cases[case], dtype)
     product, transposed, outer = expected(x, w, grad, group_sizes)
     run = functools.partial(_run, group_sizes=group_sizes)
     assert_near(run(module.product, x, w), product, dtype)
@@ -78,7 +86,50 @@ def test_products_equal_those_of_each_group(name: str, case: str, dtype: str):
     assert_near(run(module.outer, x, grad), outer, dtype)
 
 
+@pytest.mark.parametrize("name", INTERPRETED)
+def test_what_lies_past_the_groups_does_not_count(name: str):
+    module = INTERPRETED[name]
+    x, w, grad, group_sizes = inputs(CASES["rows past the last group"], "float32")
+    past = jnp.arange(x.shape[0])[:, None] >= jnp.sum(group_sizes)
+    x, grad = jnp.where(past, jnp.nan, x), jnp.where(past, jnp.nan, grad)
+    run = functools.partial(_run, group_sizes=group_sizes)
+    for result in (run(module.product, x, w), run(module.outer, x, grad)):
+        assert np.isfinite(np.asarray(result)).all()
+
+
 def _run(function, *operands, group_sizes):
     # The upstream kernels rely on implicit promotion.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         return jax.jit(functools.partial(function, interpret=True))(*operands, group_sizes)
+
+
+@pytest.mark.parametrize("function", ["product", "transposed"])
+def test_hopper_lowers_for_a_gpu(function: str):
+    """Its warpgroup instructions have no interpreter: what it computes is seen on a GPU only."""
+    x, w, grad, group_sizes = inputs((200, 96, 160, [100, 0, 90]), "bfloat16")
+    operand = x if function == "product" else grad
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        traced = jax.jit(getattr(hopper, function)).trace(operand, w, group_sizes)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "mosaic_gpu" in text
+
+
+def test_hopper_refuses_float32():
+    x, w, _, group_sizes = inputs(CASES["even"], "float32")
+    with pytest.raises(ModelError, match="float32"):
+        hopper.product(x, w, group_sizes)
+
+
+@pytest.mark.parametrize(
+    ("rows", "experts", "tile"),
+    [(32768, 128, 256), (4096, 128, 128), (10**6, 16, 512), (7, 128, 128)],
+)
+def test_tile_of_rows_follows_the_share_of_an_expert(rows: int, experts: int, tile: int):
+    assert tiles.row_tile(rows, experts, 128, 512) == tile
+
+
+@pytest.mark.parametrize(
+    ("size", "tile"), [(768, 768), (192, 192), (1536, 768), (2048, 1024), (1100, 640)]
+)
+def test_tile_of_columns_wastes_little(size: int, tile: int):
+    assert megablox._column_tile(size) == tile
