@@ -147,3 +147,16 @@ def test_cudnn_refuses_float32():
     x = jnp.zeros((1, 4, 2, 16))
     with pytest.raises(ModelError, match="float32"):
         cudnn.attend(x, x, x, jnp.ones((1, 4), jnp.int32))
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_splash_lowers_for_a_tpu(dim: int, loose):
+    *arrays, ids = inputs(1, 300, 4, 2, dim, "packed, padded")
+    query, key, value, grad = (jnp.asarray(x, jnp.bfloat16) for x in arrays)
+
+    def gradients(query, key, value, grad):
+        return jax.vjp(lambda *x: splash.attend(*x, jnp.asarray(ids)), query, key, value)[1](grad)
+
+    traced = jax.jit(gradients).trace(query, key, value, grad)
+    text = traced.lower(lowering_platforms=("tpu",)).as_text()
+    assert all(f"splash_mha_{phase}" in text for phase in ("fwd", "dq", "dkv"))

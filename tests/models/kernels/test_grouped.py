@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models import kernels
 from models.errors import ModelError
 from models.kernels import hopper, megablox, tiles, triton
 
@@ -103,15 +104,23 @@ def _run(function, *operands, group_sizes):
         return jax.jit(functools.partial(function, interpret=True))(*operands, group_sizes)
 
 
-@pytest.mark.parametrize("function", ["product", "transposed"])
-def test_hopper_lowers_for_a_gpu(function: str):
-    """Its warpgroup instructions have no interpreter: what it computes is seen on a GPU only."""
+@pytest.mark.parametrize(
+    ("name", "function", "platform", "call"),
+    [
+        *[("megablox", name, "tpu", "tpu_custom_call") for name in kernels.Grouped._fields],
+        *[("triton", name, "cuda", "triton") for name in kernels.Grouped._fields],
+        # The warpgroup instructions have no interpreter: what they compute is seen on a GPU only.
+        # `outer` asks the GPU for its number of processors, so it is only lowered on one.
+        ("hopper", "product", "cuda", "mosaic_gpu"),
+        ("hopper", "transposed", "cuda", "mosaic_gpu"),
+    ],
+)
+def test_kernel_lowers_for_its_platform(name: str, function: str, platform: str, call: str):
     x, w, grad, group_sizes = inputs((200, 96, 160, [100, 0, 90]), "bfloat16")
-    operand = x if function == "product" else grad
+    operands = {"product": (x, w), "transposed": (grad, w), "outer": (x, grad)}[function]
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        traced = jax.jit(getattr(hopper, function)).trace(operand, w, group_sizes)
-        text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert "mosaic_gpu" in text
+        traced = jax.jit(getattr(kernels.grouped(name), function)).trace(*operands, group_sizes)
+        assert call in traced.lower(lowering_platforms=(platform,)).as_text()
 
 
 def test_hopper_refuses_float32():
