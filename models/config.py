@@ -1,16 +1,52 @@
-"""The shape of the transformer. Reading Hugging Face `config.json` files is deliberately not here
-yet.
+"""The shape of the transformer, and reading it back from a folder of weights. The `config.json` of
+public checkpoints is read in `models.hf`.
 """
 
+import dataclasses
+import json
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 from models.errors import ModelError
+
+CONFIG_FILE = "config.json"
+
+Family = Literal["spade", "llama", "qwen2", "qwen3", "qwen3_moe"]
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary frequencies are stretched beyond the context a model was first trained on."""
+
+    kind: Literal["linear", "llama3"]  # all frequencies / factor, or the low ones alone
+    factor: float  # how many times longer the context becomes
+    low_freq_factor: float = 1.0  # llama3: original context / it is the wavelength that is scaled
+    high_freq_factor: float = 4.0  # llama3: original context / it is the wavelength that is kept
+    original_max_positions: int = 8192  # llama3: the context before scaling
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("linear", "llama3"):
+            raise ModelError(
+                f"model.rope_scaling.kind={self.kind!r} is unknown; expected linear or llama3"
+            )
+        if not 1 <= self.factor < 1e6:
+            raise ModelError(f"model.rope_scaling.factor={self.factor} must be 1 or more")
+        if self.kind == "llama3" and not (
+            0 < self.low_freq_factor < self.high_freq_factor and self.original_max_positions >= 1
+        ):
+            raise ModelError(
+                f"model.rope_scaling.low_freq_factor={self.low_freq_factor} must be positive and "
+                f"below high_freq_factor={self.high_freq_factor}, and original_max_positions="
+                f"{self.original_max_positions} at least 1"
+            )
 
 
 @dataclass(frozen=True)
 class TransformerConfig:
     """Sizes of a decoder-only mixture-of-experts transformer; `num_experts=1` is a dense model."""
 
+    family: Family = "spade"  # whose checkpoints it can hold; "spade" is our own small shape
     vocab_size: int = 4096  # pieces of the tokenizer, special ones included
     num_layers: int = 5  # decoder blocks
     embed: int = 192  # width of the residual stream
@@ -25,6 +61,10 @@ class TransformerConfig:
     qk_norm: bool = False  # normalise queries and keys per head
     tied_head: bool = True  # the output head is the embedding table
     scale_embedding: bool = True  # token embeddings enter multiplied by the root of `embed`
+    qkv_bias: bool = False  # queries, keys and values have a bias
+    norm_topk_prob: bool = True  # the weights of a token's experts are made to sum to one
+    rope_scaling: RopeScaling | None = None  # None leaves the rotary frequencies as they are
+    max_positions: int = 32_768  # longest sequence the model is meant for
 
     def __post_init__(self) -> None:
         for name in (
@@ -35,6 +75,7 @@ class TransformerConfig:
             "num_kv_heads",
             "mlp",
             "num_experts",
+            "max_positions",
         ):
             if getattr(self, name) < 1:
                 raise ModelError(f"model.{name}={getattr(self, name)} must be at least 1")
@@ -59,3 +100,34 @@ class TransformerConfig:
                 f"model.norm_eps={self.norm_eps} and model.rope_theta={self.rope_theta} must "
                 f"be positive"
             )
+
+
+def from_dict(values: Any, where: str | Path) -> TransformerConfig:
+    """Build the config that `dataclasses.asdict` gave; a field that is absent has its default."""
+    if not isinstance(values, dict):
+        raise ModelError(f"{where} holds {type(values).__name__}, not a JSON object; restore it")
+    known = {field.name for field in dataclasses.fields(TransformerConfig)}
+    if unknown := sorted(values.keys() - known):
+        raise ModelError(
+            f"{where} has fields that are not of a model of ours: {', '.join(unknown[:5])}; a "
+            "public checkpoint is made one by `spade-jax convert`"
+        )
+    values = dict(values)
+    try:
+        if values.get("rope_scaling") is not None:
+            values["rope_scaling"] = RopeScaling(**values["rope_scaling"])
+        return TransformerConfig(**values)
+    except TypeError as error:
+        raise ModelError(f"{where} cannot be read ({error}); restore it") from error
+
+
+def read_config(folder: str | Path) -> TransformerConfig:
+    """Read the config of a folder of weights."""
+    path = Path(folder) / CONFIG_FILE
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(
+            f"{path} cannot be read ({error}); point to a folder of weights of ours"
+        ) from error
+    return from_dict(values, path)

@@ -20,13 +20,12 @@ from jax.sharding import Mesh
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from models.config import TransformerConfig
+from models.config import CONFIG_FILE, TransformerConfig, read_config
 from models.errors import ModelError
 from models.sharding import param_shardings
 from models.transformer import Params, abstract_params
 
 WEIGHTS_FILE = "model.safetensors"
-CONFIG_FILE = "config.json"
 
 
 def named_leaves(params: Params) -> Iterator[tuple[str, jax.Array]]:
@@ -120,24 +119,16 @@ def _read(file, folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _check_config(folder: Path, config: TransformerConfig) -> None:
-    path = folder / CONFIG_FILE
-    try:
-        saved = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    saved = read_config(folder)
+    differing = [
+        f"model.{field.name}={getattr(config, field.name)} (saved: {getattr(saved, field.name)})"
+        for field in dataclasses.fields(config)
+        if getattr(config, field.name) != getattr(saved, field.name)
+    ]
+    if differing:
         raise ModelError(
-            f"{path} cannot be read ({error}); point to a folder written by save_weights"
-        ) from error
-    asked = dataclasses.asdict(config)
-    if saved != asked:
-        names = sorted(asked.keys() | (saved.keys() if isinstance(saved, dict) else set()))
-        saved = saved if isinstance(saved, dict) else {}
-        differing = ", ".join(
-            f"model.{name}={asked.get(name, 'unknown')} (saved: {saved.get(name, 'no value')})"
-            for name in names
-            if saved.get(name) != asked.get(name)
-        )
-        raise ModelError(
-            f"the weights in {folder} are of another model: {differing}; set the fields as saved"
+            f"the weights in {folder} are of another model: {', '.join(differing)}; set the fields "
+            "as saved, or in a config file model=models.config.read_config(folder)"
         )
 
 

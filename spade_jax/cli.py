@@ -36,6 +36,9 @@ USAGE = (
     "(spade-jax COMMAND --help lists every field or option)"
 )
 
+# A section that may be absent, such as model.rope_scaling, is what the preset says it is.
+_TYRO = (tyro.conf.AvoidSubcommands,)
+
 
 class _StderrHandler(logging.StreamHandler):
     """Writes to whatever `sys.stderr` is at the time: a live table replaces it while it is up."""
@@ -239,7 +242,13 @@ def parse_overrides(preset: Config, arguments: Sequence[str]) -> Config:
         ConfigError: an unknown option, or a value of the wrong type or out of range.
     """
     if "-h" in arguments or "--help" in arguments:
-        tyro.cli(Config, default=preset, args=["--help"], prog="spade-jax train|warmstart CONFIG")
+        tyro.cli(
+            Config,
+            default=preset,
+            args=["--help"],
+            prog="spade-jax train|warmstart CONFIG",
+            config=_TYRO,
+        )
     names = {
         f"{section.name}.{item.name}"
         for section in dataclasses.fields(Config)
@@ -257,7 +266,7 @@ def parse_overrides(preset: Config, arguments: Sequence[str]) -> Config:
     output = io.StringIO()
     try:
         with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
-            return tyro.cli(Config, default=preset, args=list(arguments))
+            return tyro.cli(Config, default=preset, args=list(arguments), config=_TYRO)
     except SystemExit as error:
         raise ConfigError(_blame(preset, arguments, output.getvalue())) from error
 

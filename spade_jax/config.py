@@ -452,6 +452,13 @@ class Config:
     def __post_init__(self) -> None:
         check_fields("config", self)
         check_fields("model", self.model)
+        if self.model.rope_scaling is not None:
+            check_fields("model.rope_scaling", self.model.rope_scaling)
+        if self.engine.context_tokens > self.model.max_positions:
+            raise ConfigError(
+                f"engine.context_tokens={self.engine.context_tokens} exceeds model.max_positions="
+                f"{self.model.max_positions}, the longest sequence the model is meant for; lower it"
+            )
         if self.engine.context_tokens > self.batch.row_tokens:
             raise ConfigError(
                 f"engine.context_tokens={self.engine.context_tokens} exceeds "

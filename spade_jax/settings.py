@@ -3,6 +3,7 @@ settings there are is in `config`.
 """
 
 import math
+from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from spade_jax.errors import ConfigError
@@ -39,6 +40,8 @@ def _is_a(value: Any, kind: Any) -> bool:
         return isinstance(value, tuple) and all(_is_a(item, get_args(kind)[0]) for item in value)
     if get_origin(kind) is Literal:
         return value in get_args(kind)
+    if get_origin(kind) is UnionType:
+        return any(_is_a(value, choice) for choice in get_args(kind))
     if kind is float:
         return type(value) in (int, float) and math.isfinite(value)
     return type(value) is kind

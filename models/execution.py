@@ -1,0 +1,53 @@
+"""How a model runs: the layout of its layers, number formats, attention kernel and
+rematerialisation.
+
+None of it says which model it is, so none of it is stored with weights. `auto` is settled once, by
+`models.backends.resolve`, from the devices; everything but `resolve` takes settled values only.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from models.errors import ModelError
+
+Layers = Literal["auto", "unrolled", "scanned"]
+Dtype = Literal["auto", "float32", "bfloat16"]
+AttentionBackend = Literal["auto", "xla", "splash", "cudnn"]
+Remat = Literal["auto", "none", "dots", "full"]
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "layers": ("auto", "unrolled", "scanned"),
+    "compute_dtype": ("auto", "float32", "bfloat16"),
+    "param_dtype": ("auto", "float32", "bfloat16"),
+    "attention": ("auto", "xla", "splash", "cudnn"),
+    "remat": ("auto", "none", "dots", "full"),
+}
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Choices for a platform, the same for sampler and learner; `auto` lets the devices decide."""
+
+    # unrolled: a list of layers (auto on CPU); scanned: stacked weights, one compiled layer
+    layers: Layers = "auto"
+    # activations and products; norms, softmax, router, rotary angles and scores are float32 always
+    compute_dtype: Dtype = "auto"
+    param_dtype: Dtype = "auto"  # weights and optimiser moments of the learner; auto: float32
+    attention: AttentionBackend = "auto"  # xla runs everywhere; splash on TPU, cudnn on NVIDIA
+    # what the backward pass computes again: nothing, all but products with weights, or everything
+    remat: Remat = "auto"
+
+    def __post_init__(self) -> None:
+        for name, choices in CHOICES.items():
+            if (value := getattr(self, name)) not in choices:
+                raise ModelError(f"execution.{name}={value!r} must be one of {', '.join(choices)}")
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to the devices."""
+        return all(getattr(self, field.name) != "auto" for field in dataclasses.fields(self))
+
+
+PLAIN = Execution("unrolled", "float32", "float32", "xla", "none")
+"""What runs everywhere: the choices on CPU."""
