@@ -12,6 +12,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from models.errors import ModelError
@@ -33,9 +34,13 @@ class Grouped(NamedTuple):
 
 
 def grouped(name: str) -> Grouped:
-    """Return the products of one back-end of GROUPED."""
+    """Return the products of one back-end of GROUPED, each under its name in profiles."""
     module = _load(name, GROUPED, "grouped product")
-    return Grouped(module.product, module.transposed, module.outer)
+
+    def named(field: str) -> Callable:
+        return jax.named_scope(f"{name}_{field}")(getattr(module, field))
+
+    return Grouped(*(named(field) for field in Grouped._fields))
 
 
 def attention(name: str) -> Callable:
