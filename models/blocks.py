@@ -132,8 +132,12 @@ def run_cached(
     def layer(
         x: Array, params: nnx.State, pair: tuple[Array, Array], slots: Array, name: str = ""
     ) -> tuple[Array, Array, tuple[Array, Array]]:
+        backend = call.execution.attention
+
         def attend(query: Array, key: Array, value: Array) -> tuple[Array, tuple[Array, Array]]:
-            heads, *written = attend_cached(query, key, value, *pair, slots, positions, call.mesh)
+            heads, *written = attend_cached(
+                query, key, value, *pair, slots, positions, call.mesh, backend
+            )
             return heads, (written[0], written[1])
 
         return _run(call, params, x, attend, split=False, name=name)

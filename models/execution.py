@@ -9,20 +9,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
-from models.errors import ModelError
-
 Layers = Literal["auto", "unrolled", "scanned"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 AttentionBackend = Literal["auto", "xla", "splash", "cudnn"]
 Remat = Literal["auto", "none", "dots", "full"]
-
-CHOICES: dict[str, tuple[str, ...]] = {
-    "layers": ("auto", "unrolled", "scanned"),
-    "compute_dtype": ("auto", "float32", "bfloat16"),
-    "param_dtype": ("auto", "float32", "bfloat16"),
-    "attention": ("auto", "xla", "splash", "cudnn"),
-    "remat": ("auto", "none", "dots", "full"),
-}
 
 
 @dataclass(frozen=True)
@@ -37,11 +27,6 @@ class Execution:
     attention: AttentionBackend = "auto"  # xla runs everywhere; splash on TPU, cudnn on NVIDIA
     # what the backward pass computes again: nothing, all but products with weights, or everything
     remat: Remat = "auto"
-
-    def __post_init__(self) -> None:
-        for name, choices in CHOICES.items():
-            if (value := getattr(self, name)) not in choices:
-                raise ModelError(f"execution.{name}={value!r} must be one of {', '.join(choices)}")
 
     @property
     def settled(self) -> bool:
