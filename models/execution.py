@@ -5,7 +5,6 @@ None of it says which model it is, so none of it is stored with weights. `auto` 
 `models.backends.resolve`, from the devices; everything but `resolve` takes settled values only.
 """
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,11 +26,6 @@ class Execution:
     attention: AttentionBackend = "auto"  # xla runs everywhere; splash on TPU, cudnn on NVIDIA
     # what the backward pass computes again: nothing, all but products with weights, or everything
     remat: Remat = "auto"
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing is left to the devices."""
-        return all(getattr(self, field.name) != "auto" for field in dataclasses.fields(self))
 
 
 PLAIN = Execution("unrolled", "float32", "float32", "xla", "none")
