@@ -5,76 +5,75 @@ caller's to plan.
 """
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from flax import nnx
 from jax.sharding import Mesh
 
-from models import stored, tensors
+from models import layout, stored, tensors
 from models.config import TransformerConfig
 from models.errors import ModelError
+from models.execution import PLAIN, Execution
+from models.layout import named_leaves
 from models.sharding import param_shardings
 from models.transformer import Params, abstract_params
 
 
-def named_leaves(params: Params) -> Iterator[tuple[str, jax.Array]]:
-    """Yield each parameter with its dotted name, such as `blocks.0.moe.down`."""
-    for path, leaf in nnx.to_flat_state(params):
-        yield ".".join(str(part) for part in path), leaf.get_value()
-
-
-def load_stored(folder: Path, config: TransformerConfig, mesh: Mesh | None) -> Params:
-    """Read converted weights a group at a time, each straight onto its devices."""
+def load_stored(
+    folder: Path, config: TransformerConfig, mesh: Mesh | None, execution: Execution = PLAIN
+) -> Params:
+    """Read converted weights a group at a time, each straight onto its devices, in the dtype and
+    the layout of `execution`."""
     stored.check_files(folder)
-    params = abstract_params(config)
-    names = [name for name, _ in named_leaves(params)]
-    if mesh is None:
-        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        shardings = dict.fromkeys(names, device)
-    else:
-        leaves = jax.tree.leaves(param_shardings(config, mesh))
-        shardings = dict(zip(names, leaves, strict=True))
+    layers = layout.per_layer(_placed(config, mesh, execution))
+    targets: dict[str, Any] = dict(named_leaves(layers))
     arrays: dict[str, jax.Array] = {}
     for group in tensors.group_names(config):
         stored.check_group(folder, config, group)
         prefix = "" if group == tensors.OUTER else f"{group}."
-        targets = {
-            tensor.name: jax.ShapeDtypeStruct(
-                tensor.shape, jnp.float32, sharding=shardings[prefix + tensor.name]
-            )
-            for tensor in tensors.group(config, group)
+        wanted = {
+            tensor.name: targets[prefix + tensor.name] for tensor in tensors.group(config, group)
         }
-        found = stored.read_group(folder, group, targets)
+        found = stored.read_group(folder, group, wanted)
         arrays |= {prefix + name: array for name, array in found.items()}
-    return jax.tree.unflatten(jax.tree.structure(params), [arrays[name] for name in names])
+    params = jax.tree.unflatten(jax.tree.structure(layers), [arrays[name] for name in targets])
+    return layout.stacked(params, free=True) if execution.layers == "scanned" else params
 
 
-def check_room(config: TransformerConfig, mesh: Mesh | None = None) -> None:
-    """Refuse a model whose parameters alone do not fit the devices of this process."""
-    leaves = jax.tree.leaves(abstract_params(config))
+def _placed(config: TransformerConfig, mesh: Mesh | None, execution: Execution) -> Params:
+    """Return the parameters as shapes, dtypes and shardings."""
+    params = abstract_params(config, execution)
     if mesh is None:
-        shapes = [leaf.shape for leaf in leaves]
-        devices = jax.local_devices()[:1]
+        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        shardings = jax.tree.map(lambda _: device, params)
     else:
-        shardings = jax.tree.leaves(param_shardings(config, mesh))
-        shapes = [
-            place.shard_shape(leaf.shape) for place, leaf in zip(shardings, leaves, strict=True)
-        ]
-        devices = list(mesh.local_devices)
-    needed = 4 * sum(math.prod(shape) for shape in shapes)
+        shardings = param_shardings(config, mesh, execution)
+    return jax.tree.map(
+        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+        params,
+        shardings,
+    )
+
+
+def check_room(
+    config: TransformerConfig, mesh: Mesh | None = None, execution: Execution = PLAIN
+) -> None:
+    """Refuse a model whose parameters alone do not fit the devices of this process."""
+    needed = sum(
+        leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
+        for leaf in jax.tree.leaves(_placed(config, mesh, execution))
+    )
+    devices = jax.local_devices()[:1] if mesh is None else list(mesh.local_devices)
     for device in devices:
         free = free_bytes(device)
         if device.platform == "cpu" and free is not None:
             free //= len(devices)  # they share the host's memory
         if free is not None and needed > free:
             raise ModelError(
-                f"the model's float32 parameters need {needed / 1e9:.2f} GB on each of "
-                f"{len(devices)} devices, and {device} has {free / 1e9:.2f} GB free; use more "
-                "devices with mesh.fsdp, mesh.tensor or mesh.expert, or a smaller model"
+                f"the model's {execution.param_dtype} parameters need {needed / 1e9:.2f} GB on "
+                f"each of {len(devices)} devices, and {device} has {free / 1e9:.2f} GB free; use "
+                "more devices with mesh.fsdp, mesh.tensor or mesh.expert, or a smaller model"
             )
 
 

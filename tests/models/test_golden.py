@@ -15,7 +15,7 @@ import pytest
 from models import tensors
 from models.config import RopeScaling
 from models.convert import StoredWeights, export_checkpoint, import_checkpoint
-from models.restore import named_leaves
+from models.layout import named_leaves
 from models.sharding import build_mesh, param_shardings
 from models.shards import SafetensorsFolder
 from models.transformer import abstract_params, forward, logits

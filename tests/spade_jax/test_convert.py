@@ -12,7 +12,7 @@ import pytest
 from models import tensors
 from models.config import read_config
 from models.convert import import_checkpoint
-from models.restore import named_leaves
+from models.layout import named_leaves
 from models.sharding import build_mesh
 from models.shards import SafetensorsFolder
 from models.weights import load_weights, save_weights
