@@ -14,7 +14,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 GLOSSARY = {"spade_jax.types", "spade_jax.errors"}
 TERMINAL = GLOSSARY | {"spade_jax.envs", "spade_jax.terminal"}  # commands without jax
-SETTINGS = {"spade_jax.config", "spade_jax.settings", "models.config", "models.execution"}
+SETTINGS = {
+    "spade_jax.config",
+    "spade_jax.envs_config",
+    "spade_jax.settings",
+    "models.config",
+    "models.execution",
+}
 ROLLOUT = GLOSSARY | SETTINGS | {"models", "spade_jax.rollout"}
 ROLES = ROLLOUT | {"spade_jax.roles", "spade_jax.envs", "spade_jax.rewards"}
 SELFPLAY = ROLES | {"spade_jax.telemetry", "spade_jax.curriculum", "spade_jax.selfplay"}
@@ -32,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "spade_jax.errors": set(),
     "spade_jax.types": GLOSSARY,
     "spade_jax.config": GLOSSARY | SETTINGS,
+    "spade_jax.envs_config": GLOSSARY | SETTINGS,
     "spade_jax.settings": GLOSSARY,
     "spade_jax.envs": GLOSSARY | {"spade_jax.envs"},
     "spade_jax.terminal": GLOSSARY | {"spade_jax.terminal"},
