@@ -5,7 +5,12 @@ be empty.
 """
 
 import os
+import signal
 import sys
+
+# Jobs that a shell puts into the background ignore interrupts, and what they start inherits that:
+# the tests that interrupt a command would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 assert "jax" not in sys.modules, "jax was imported before tests/conftest.py could set its devices"
 os.environ["JAX_PLATFORMS"] = "cpu"

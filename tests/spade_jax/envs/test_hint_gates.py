@@ -116,7 +116,7 @@ def test_a_program_that_breaks_meanwhile_is_refused(shared):
 
 
 def test_a_fault_of_ours_is_not_the_programs(shared, monkeypatch):
-    async def open(program: str, seed: int, replica: int = 0) -> Fault:
+    async def open(*_: object) -> Fault:
         return Fault(Outcome.INFRASTRUCTURE, "the zygote died")
 
     monkeypatch.setattr(shared.pool, "open", open)
