@@ -4,11 +4,15 @@
     spade-jax convert SOURCE CONVERTED
     python benchmarks/parity.py ours CONVERTED peer.npz
 
-SOURCE is a Hugging Face folder or a GGUF file. The first command needs an environment with those
-(measured with torch 2.13.0 and transformers 5.24.0, on CPU); neither package is a dependency. It
-writes 64 greedy tokens for each of ten prompts, and logits at eight of the positions. The second
-runs our forward over prompt and continuation in float32: where its best token is the next one at
-every position, greedy decoding gives the same 64 tokens, one after the other.
+    python benchmarks/parity.py same ONE OTHER         # torch, transformers
+
+SOURCE is a Hugging Face folder or a GGUF file. The first and the last command need an environment
+with torch and transformers (measured with 2.13.0 and 5.24.0, on CPU), which are no dependencies.
+The first writes 64 greedy tokens for each of ten prompts, and logits at eight of the positions. The
+second runs our forward over prompt and continuation in float32: where its best token is the next
+one at every position, greedy decoding gives the same 64 tokens, one after the other. The last says
+whether transformers gives the same logits, to the bit, from two folders: a checkpoint and its
+export.
 """
 
 import json
@@ -119,7 +123,22 @@ def ours(folder: Path, found: Path) -> None:
     print(json.dumps(result, indent=2))
 
 
+def same(one: Path, other: Path) -> None:
+    """Compare what transformers computes from two folders."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    tokens = torch.arange(48)[None]
+    with torch.no_grad():
+        first, second = (
+            AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()(tokens).logits
+            for folder in (one, other)
+        )
+    print(json.dumps({"folders": [str(one), str(other)], "equal": torch.equal(first, second)}))
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 4 or sys.argv[1] not in ("peer", "ours"):
+    commands = {"peer": peer, "ours": ours, "same": same}
+    if len(sys.argv) != 4 or sys.argv[1] not in commands:
         sys.exit(__doc__)
-    {"peer": peer, "ours": ours}[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
+    commands[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))
