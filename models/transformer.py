@@ -156,9 +156,9 @@ def forward(
                 heads = attend(query, keys[-1], values[-1], rows, first, positions)
             x = keep_rows(mesh, x + block.attention.merge(heads))
         with jax.named_scope(f"experts_{layer}"):
-            output, load = block.moe(block.moe_norm(x), live, mesh)
+            output, routing = block.moe(block.moe_norm(x), live, mesh)
             x = keep_rows(mesh, x + output)
-        loads.append(load)
+        loads.append(routing.load)
     written = None if cache is None else Cache(tuple(keys), tuple(values))
     return Forward(model.final_norm(x), written, jnp.stack(loads))
 
