@@ -7,37 +7,14 @@ Sharding is not here: the functions see the arrays of one device.
 """
 
 import functools
-import logging
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from models import kernels
-from models.errors import ModelError
 from models.kernels import Grouped
-
-logger = logging.getLogger(__name__)
-
-BACKENDS = ("blocks", *kernels.GROUPED)
-
-
-@functools.lru_cache(maxsize=64)  # resolved once, and logged once
-def resolve_backend(name: str, device: Any, dtype: Any) -> str:
-    """Name the back-end for a device: the best one for "auto", else `name` if it can run there."""
-    best = kernels.grouped_backend(device, dtype) or "blocks"
-    able = ("blocks", best, *(("triton",) if best == "hopper" else ()))
-    if name != "auto" and name not in able:
-        raise ModelError(
-            f"moe.backend={name!r} cannot run on {device.device_kind} ({device.platform}) in "
-            f"{jnp.dtype(dtype).name}; expected one of {', '.join(dict.fromkeys(able))}, or auto"
-        )
-    chosen = best if name == "auto" else name
-    logger.info("grouped products on %s: %s (%s)", device.device_kind, chosen, name)
-    return chosen
-
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def grouped_matmul(
@@ -49,7 +26,7 @@ def grouped_matmul(
     """Multiply consecutive groups of rows of `x` each by its own matrix, summing in float32.
 
     `group_sizes` may sum to fewer than `tokens`: rows past the sum give zeros and get no gradient.
-    `backend` is a name out of BACKENDS that `resolve_backend` has found to run here.
+    `backend` is a settled one of `models.execution.Execution.experts`.
     """
     return _products(backend).product(x, w, group_sizes)
 

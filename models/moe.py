@@ -8,7 +8,6 @@ width is split over `tensor`, and what `fsdp` splits is gathered for use. The ro
 
 import functools
 import logging
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +17,13 @@ from jaxtyping import Array, Bool, Float, Int
 
 from models.config import TransformerConfig
 from models.dispatch import Experts, Result, apply_experts, gated, send_to_experts
-from models.errors import ModelError
-from models.grouped import resolve_backend
+from models.execution import Transport
 from models.layers import fan_in, normal
 from models.routing import Routes, Routing, route
 from models.sharding import ROW_AXES, split_rows, sum_over
 
 logger = logging.getLogger(__name__)
 
-Transport = Literal["auto", "replicated", "gather", "ragged"]
-TRANSPORTS: tuple[Transport, ...] = ("auto", "replicated", "gather", "ragged")
 FEW_TOKENS = 64  # tokens a device up to which all of them go everywhere
 
 
@@ -44,8 +40,6 @@ def choose_transport(
                   fewer experts than `expert` has devices, and by default on TPU alone, whose
                   interconnect the ragged all-to-all uses well
     """
-    if name not in TRANSPORTS:
-        raise ModelError(f"transport={name!r} must be one of {', '.join(TRANSPORTS)}")
     shards = mesh.shape["expert"]
     each = tokens // (mesh.size // mesh.shape["tensor"])
     if not split or (name == "auto" and each <= FEW_TOKENS):
@@ -87,7 +81,7 @@ class MoE(nnx.Module):
         mesh: Mesh | None = None,
         *,
         split: bool = True,
-        backend: str = "auto",
+        backend: str = "blocks",
         transport: Transport = "auto",
         replay: Int[Array, "rows seq chosen"] | None = None,
     ) -> tuple[Float[Array, "rows seq embed"], Routing]:
@@ -96,9 +90,9 @@ class MoE(nnx.Module):
         Args:
             mesh: where the weights lie; None is one device.
             split: whether the mesh splits the rows, or each device has all of them.
+            backend, transport: as in `models.execution`.
             replay: experts to take instead of the router's choice; it still weighs them.
         """
-        device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
         mesh = None if mesh is None or mesh.size == 1 else mesh
         rows: tuple[str, ...] = ROW_AXES if split else ()
         kind: Transport | None = None
@@ -111,8 +105,8 @@ class MoE(nnx.Module):
             mesh=mesh,
             rows=rows,
             transport=kind,
-            native=device.platform == "tpu",
-            backend=resolve_backend(backend, device, x.dtype),
+            native=mesh is not None and mesh.devices.flat[0].platform == "tpu",
+            backend=backend,
             chosen=self.experts_per_token,
             normalize=self.normalize,
         )
