@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Integer
 
 from models.attention import Attention, attend_cached, attend_packed
 from models.cache import Cache
@@ -98,7 +98,7 @@ def run_packed(
     blocks: nnx.State,
     x: Float[Array, "rows seq embed"],
     segment_ids: Int[Array, "rows seq"],
-    replay: Int[Array, "layers rows seq chosen"] | None = None,
+    replay: Integer[Array, "layers rows seq chosen"] | None = None,
 ) -> tuple[Float[Array, "rows seq embed"], Routing]:
     """Run all blocks over packed rows; return the residual stream and the routing of each layer."""
     scanned = 0 not in blocks

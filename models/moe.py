@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Integer
 
 from models.config import TransformerConfig
 from models.dispatch import Experts, Result, apply_experts, gated, send_to_experts
@@ -83,7 +83,7 @@ class MoE(nnx.Module):
         split: bool = True,
         backend: str = "blocks",
         transport: Transport = "auto",
-        replay: Int[Array, "rows seq chosen"] | None = None,
+        replay: Integer[Array, "rows seq chosen"] | None = None,
     ) -> tuple[Float[Array, "rows seq embed"], Routing]:
         """Return the output, zeros for tokens not live, and what the router did.
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Integer, PRNGKeyArray
 
 from models import embedding, layout
 from models.blocks import Block, Call, run_cached, run_packed
@@ -123,7 +123,7 @@ def forward(
     slot_ids: Int[Array, " rows"] | None = None,
     mesh: Mesh | None = None,
     execution: Execution = PLAIN,
-    replay: Int[Array, "layers rows seq chosen"] | None = None,
+    replay: Integer[Array, "layers rows seq chosen"] | None = None,
 ) -> Forward:
     """Run the transformer over packed rows, or through a cache when one is given.
 

@@ -362,7 +362,7 @@ def _metrics(sums: Sums, batch: Batch, objective: Objective) -> dict[str, float]
 
 
 def _routing_metrics(sums: Sums, tokens: int) -> dict[str, float]:
-    """How the routers spread the tokens over the experts; `expert_load` holds it expert by expert."""
+    """How routers spread the tokens over experts; `Sums.expert_load` has it expert by expert."""
     load = sums.expert_load / sums.expert_load.sum(-1, keepdims=True)
     metrics = {"moe/expert_load_max_frac": float(load.max())}
     if (experts := load.shape[-1]) == 1:
