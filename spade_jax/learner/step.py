@@ -368,11 +368,11 @@ def _routing_metrics(sums: Sums, tokens: int) -> dict[str, float]:
     if (experts := load.shape[-1]) == 1:
         return metrics
     imbalance = load.max(-1) * experts
-    entropy = -(load * np.log(np.maximum(load, 1e-30))).sum(-1) / math.log(experts)
+    evenness = -(load * np.log(np.maximum(load, 1e-30))).sum(-1) / math.log(experts)
     return metrics | {
         "moe/load_imbalance_max": float(imbalance.max()),
         "moe/load_imbalance_mean": float(imbalance.mean()),
-        "moe/load_entropy_min": float(entropy.min()),
+        "moe/load_evenness_min": float(evenness.min()),
         "moe/dropped_count": float(sums.dropped.sum()),
         "moe/balance_loss": float(sums.balance.mean()) / tokens,
         "moe/router_z_loss": float(sums.router_z.mean()) / tokens,
