@@ -50,7 +50,8 @@ def compile_case(name: str, function: Callable, *inputs: Any, limit: float = np.
     shapes = jax.eval_shape(function, *inputs)
     jitted = jax.jit(lambda old, *inputs: function(*inputs), donate_argnums=0, keep_unused=True)
     compiled = jitted.lower(shapes, *inputs).compile()
-    temp_bytes = compiled.memory_analysis().temp_size_in_bytes
+    memory: Any = compiled.memory_analysis()
+    temp_bytes = memory.temp_size_in_bytes
     if temp_bytes > limit:
         print(f"  {name}: needs {temp_bytes / 2**30:.1f} GiB of temporaries; not run")
         return None

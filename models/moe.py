@@ -8,6 +8,7 @@ width is split over `tensor`, and what `fsdp` splits is gathered for use. The ro
 
 import functools
 import logging
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -119,7 +120,8 @@ class MoE(nnx.Module):
             PartitionSpec("expert", "tensor", "fsdp"),
             None if replay is None else by_row,
         )
-        outputs = (by_row, Routing(by_row, whole, whole, whole, whole, whole))
+        specs: Any = (by_row, whole, whole, whole, whole, whole)
+        outputs = (by_row, Routing(*specs))
         router = None if self.router is None else self.router[...]
         gate_up, down = (weight[...].astype(x.dtype) for weight in (self.gate_up, self.down))
         return split_rows(mesh, layer, inputs, outputs)(x, live, router, gate_up, down, replay)

@@ -17,7 +17,7 @@ from models.sharding import build_mesh, partition
 CONFIG = TransformerConfig(num_layers=1, embed=12, mlp=10, num_experts=4, experts_per_token=2)
 
 
-def apply(moe: MoE, x: np.ndarray, live: np.ndarray):
+def apply(moe: MoE, x: np.ndarray | jax.Array, live: np.ndarray):
     return jax.jit(lambda x, live: moe(x, live))(x, live)
 
 
@@ -200,7 +200,7 @@ def test_sharded_equals_unsharded_at_every_load(
     run = jax.jit(lambda *args: everything(*args, graph=graph, mesh=built, transport=transport))
     run = run.lower(jax.device_put(state, shardings), *inputs).compile()
     if mesh == "expert":  # one expert a device, and never all of them
-        shapes = set(re.findall(r"f32\[(\d),16,(?:32|2,16)\]", run.as_text()))
+        shapes = set(re.findall(r"f32\[(\d),16,(?:32|2,16)\]", str(run.as_text())))
         assert shapes == {"1"}
     for name, scores in SCORES.items():
         placed = jax.device_put(with_scores(state, scores), shardings)
