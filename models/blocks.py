@@ -96,19 +96,19 @@ def run_packed(
         backend = call.execution.attention
         return attend_packed(query, key, value, segment_ids, call.mesh, backend), None
 
-    def layer(x: Array, params: nnx.State, name: str = "") -> tuple[Array, Array]:
+    def layer(name: str, x: Array, params: nnx.State) -> tuple[Array, Array]:
         return _run(call, params, x, attend, split=True, name=name)[:2]
 
     if (remat := call.execution.remat) != "none":
         # A scan keeps what is computed again apart from the first computation by itself.
         layer = jax.checkpoint(
-            layer, policy=REMAT[remat], prevent_cse=not scanned, static_argnums=2
+            layer, policy=REMAT[remat], prevent_cse=not scanned, static_argnums=0
         )
     if scanned:
-        return jax.lax.scan(layer, x, blocks)
+        return jax.lax.scan(functools.partial(layer, ""), x, blocks)
     loads = []
     for index in range(len(blocks)):
-        x, load = layer(x, blocks[index], f"_{index}")
+        x, load = layer(f"_{index}", x, blocks[index])
         loads.append(load)
     return x, jnp.stack(loads)
 
