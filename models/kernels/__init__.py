@@ -12,6 +12,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from models.errors import ModelError
@@ -33,9 +34,13 @@ class Grouped(NamedTuple):
 
 
 def grouped(name: str) -> Grouped:
-    """Return the products of one back-end of GROUPED."""
+    """Return the products of one back-end of GROUPED, each under its name in profiles."""
     module = _load(name, GROUPED, "grouped product")
-    return Grouped(module.product, module.transposed, module.outer)
+
+    def named(field: str) -> Callable:
+        return jax.named_scope(f"{name}_{field}")(getattr(module, field))
+
+    return Grouped(*(named(field) for field in Grouped._fields))
 
 
 def attention(name: str) -> Callable:
@@ -46,6 +51,15 @@ def attention(name: str) -> Callable:
     0, differentiable.
     """
     return _load(name, ATTENTION, "attention").attend
+
+
+def attention_last(name: str) -> Callable:
+    """Return the function of the one back-end, splash, that serves a chunk behind cached keys.
+
+    (query [rows, seq, heads, dim], key and value [rows, keys, kv_heads, dim], live [rows, keys]) ->
+    [rows, seq, heads, dim]: causal, the queries being those of the last keys; without a derivative.
+    """
+    return _load(name, ("splash",), "attention behind cached keys").attend_last
 
 
 def _load(name: str, names: tuple[str, ...], what: str) -> Any:
