@@ -50,7 +50,7 @@ class Forward(NamedTuple):
     routing: Routing  # what the routers did, over a leading axis of layers
 
     @property
-    def expert_load(self) -> Float[Array, "layers experts"]:
+    def expert_load(self) -> Any:  # [layers, experts]; NumPy once fetched to the host
         """Live tokens that each expert received."""
         return self.routing.load
 

@@ -37,8 +37,8 @@ def test_auto_follows_the_device(device, expected, caplog):
 
 
 def test_experts_by_name_stay():
-    for name, device in (("triton", HOPPER), ("blocks", HOPPER), ("blocks", TPU)):
-        assert backends.resolve(Execution(experts=name), MODEL, device).experts == name
+    assert backends.resolve(Execution(experts="triton"), MODEL, HOPPER).experts == "triton"
+    assert backends.resolve(Execution(experts="blocks"), MODEL, TPU).experts == "blocks"
 
 
 def test_auto_passes_over_a_kernel_that_does_not_take_the_model():
