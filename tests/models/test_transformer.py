@@ -290,7 +290,7 @@ def differentiated(config, execution, params, tokens):
 @pytest.fixture(scope="module")
 def unrolled():
     """Parameters, tokens, and the loss with its gradients as the CPU runs them."""
-    params, tokens = random_params(TINY), random_tokens(5, 1, 11)
+    params, tokens = random_params(TINY), jnp.asarray(random_tokens(5, 1, 11))
     params = jax.tree.map(lambda leaf: leaf * 0.5, params)
     return params, tokens, differentiated(TINY, PLAIN, params, tokens)
 
