@@ -4,6 +4,7 @@ A choice that was made by name and cannot run here is an error, never another ch
 """
 
 import dataclasses
+import logging
 from typing import Any
 
 import jax
@@ -13,9 +14,11 @@ from models.config import TransformerConfig
 from models.errors import ModelError
 from models.execution import Execution
 
+logger = logging.getLogger(__name__)
+
 
 def resolve(execution: Execution, config: TransformerConfig, device: Any = None) -> Execution:
-    """Return the choices with every `auto` settled for `device` (None: the first of all).
+    """Return the choices with every `auto` settled for `device` (None: the first), and log them.
 
     Raises:
         ModelError: a kernel was named that this device does not run.
@@ -32,7 +35,22 @@ def resolve(execution: Execution, config: TransformerConfig, device: Any = None)
         name: value for name, value in automatic.items() if getattr(execution, name) == "auto"
     }
     execution = dataclasses.replace(execution, **settled)
-    return dataclasses.replace(execution, attention=_attention(execution, config, device))
+    execution = dataclasses.replace(
+        execution,
+        attention=_attention(execution, config, device),
+        experts=_experts(execution, device),
+    )
+    logger.info(
+        "on %s: %s layers, %s activations, %s weights, attention %s, experts %s, remat %s",
+        device.device_kind,
+        execution.layers,
+        execution.compute_dtype,
+        execution.param_dtype,
+        execution.attention,
+        execution.experts,
+        execution.remat,
+    )
+    return execution
 
 
 def _attention(execution: Execution, config: TransformerConfig, device: Any) -> Any:
@@ -58,11 +76,18 @@ def _attention(execution: Execution, config: TransformerConfig, device: Any) -> 
     return name
 
 
-def describe(execution: Execution, device: Any = None) -> str:
-    """One line for the log."""
-    device = jax.devices()[0] if device is None else device
-    return (
-        f"{execution.layers} layers, {execution.compute_dtype} on {execution.param_dtype} weights, "
-        f"attention by {execution.attention}, remat {execution.remat} "
-        f"(for {device.platform}, {device.device_kind})"
-    )
+def _experts(execution: Execution, device: Any) -> Any:
+    """Name the back-end of grouped products, and check that it runs."""
+    name, dtype = execution.experts, execution.compute_dtype
+    best = kernels.grouped_backend(device, dtype) or "blocks"
+    # What runs on Ampere and later runs on Hopper as well.
+    able = {"blocks", best} | ({"triton"} if best == "hopper" else set())
+    if name != "auto" and name not in able:
+        raise ModelError(
+            f"execution.experts={name} does not run on {device.platform} ({device.device_kind}) "
+            f"in {dtype}; set it to {' or '.join(sorted(able))}, or to auto"
+        )
+    chosen = best if name == "auto" else name
+    if chosen != "blocks":
+        kernels.grouped(chosen)  # raises if it cannot be loaded
+    return chosen

@@ -55,10 +55,13 @@ def scores(
     table: Float[Array, "embed vocab"],
     hidden: Float[Array, "*batch embed"],
     mesh: Mesh | None = None,
+    *,
+    rows_split: bool = True,
 ) -> Float[Array, "*batch vocab"]:
     """Return hidden @ table, summed in float32 and kept so.
 
-    With a mesh, rows and vocabulary stay split where they are; the first axis of `hidden` is rows.
+    With a mesh the vocabulary stays split, and so do the rows, the first axis of `hidden`, if
+    `rows_split`.
     """
     if hidden.dtype == jnp.float32:
         product = jnp.einsum("...e,ev->...v", hidden, table.astype(jnp.float32))
@@ -66,7 +69,8 @@ def scores(
         product = _product(hidden, table.astype(hidden.dtype))
     if mesh is None:
         return product
-    spec = PartitionSpec(ROW_AXES, *(None,) * (hidden.ndim - 2), "tensor")
+    rows = ROW_AXES if rows_split else None
+    spec = PartitionSpec(rows, *(None,) * (hidden.ndim - 2), "tensor")
     return jax.lax.with_sharding_constraint(product, NamedSharding(mesh, spec))
 
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 LAYERS = "layers"  # logical axis of a stack
@@ -95,7 +96,7 @@ def _unstack(leaf: Any, on_host: bool) -> Sequence[Any]:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         sharding = _layer_sharding(leaf.sharding)
         return [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=sharding)] * leaf.shape[0]
-    if isinstance(leaf, np.ndarray | jax.core.Tracer):
+    if isinstance(leaf, np.ndarray | Tracer):
         return [leaf[index] for index in range(leaf.shape[0])]
     sharding = _layer_sharding(leaf.sharding)
     if on_host:
@@ -128,7 +129,7 @@ def _stack(layers: Sequence[Any], free: bool) -> Any:
         return jax.ShapeDtypeStruct(shape, first.dtype, sharding=_stack_sharding(first.sharding))
     if isinstance(first, np.ndarray):
         return np.stack(layers)
-    if isinstance(first, jax.core.Tracer):
+    if isinstance(first, Tracer):
         return jnp.stack(layers)
     stack = _joiner(_stack_sharding(first.sharding))(*layers)
     if free:

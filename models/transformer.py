@@ -9,7 +9,7 @@ decode step; or scanned, where one layer is compiled for all. Losses and samplin
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from models.config import TransformerConfig
 from models.errors import ModelError
 from models.execution import PLAIN, Execution
 from models.layers import RMSNorm, fan_in, normal, rms_norm, rotary_angles
+from models.routing import Routing
 from models.sharding import keep_rows, param_shardings
 
 __all__ = [
@@ -46,7 +47,12 @@ class Forward(NamedTuple):
 
     hidden: Float[Array, "rows seq embed"]  # after the final norm; `logits` takes it from here
     cache: Cache | None  # the cache with this call's keys and values written
-    expert_load: Float[Array, "layers experts"]  # live tokens each expert received
+    routing: Routing  # what the routers did, over a leading axis of layers
+
+    @property
+    def expert_load(self) -> Float[Array, "layers experts"]:
+        """Live tokens that each expert received."""
+        return self.routing.load
 
 
 class Transformer(nnx.Module):
@@ -117,6 +123,7 @@ def forward(
     slot_ids: Int[Array, " rows"] | None = None,
     mesh: Mesh | None = None,
     execution: Execution = PLAIN,
+    replay: Int[Array, "layers rows seq chosen"] | None = None,
 ) -> Forward:
     """Run the transformer over packed rows, or through a cache when one is given.
 
@@ -128,30 +135,41 @@ def forward(
         mesh: where the parameters lie. Its devices split the rows, which are whole on all of them
             with a cache. None leaves the splitting to the compiler, which may gather every row on
             every device.
-        execution: dtype, attention kernel and rematerialisation; the layout is that of `params`.
+        execution: dtype, kernels and rematerialisation; the layout is that of `params`.
+        replay: without a cache, the experts of each token in each layer (`Routing.chosen`), instead
+            of the routers' choice; the routers still weigh them.
     """
     if cache is None and slot_ids is not None:
         raise ModelError("slot_ids describe a cache, but cache is None; pass one")
-    if cache is not None and segment_ids is not None:
-        raise ModelError("segment_ids are for rows without a cache; remove them or the cache")
+    if cache is not None and (segment_ids is not None or replay is not None):
+        raise ModelError(
+            "segment_ids and replay are for rows without a cache; remove them or the cache"
+        )
     packed = cache is None
     if segment_ids is None:
         segment_ids = jnp.ones_like(tokens)
     live = segment_ids > 0 if packed else positions >= 0
     angles = rotary_angles(positions, config.head_dim, config.rope_theta, config.rope_scaling)
-    table, dtype = params["embedding"].get_value(), jnp.dtype(execution.compute_dtype)
+    table, dtype = _array(params, "embedding"), jnp.dtype(execution.compute_dtype)
     x = embedding.lookup(table, tokens, dtype, mesh, rows_split=packed)
     x = keep_rows(mesh, x, split=packed)
     if config.scale_embedding:
         x = x * config.embed**0.5
     call = Call(config, execution, mesh, *angles, live)
     if cache is None:
-        x, loads = run_packed(call, params["blocks"], x, segment_ids)
+        x, routing = run_packed(call, params["blocks"], x, segment_ids, replay)
     else:
         rows = jnp.arange(tokens.shape[0]) if slot_ids is None else slot_ids
-        x, loads, cache = run_cached(call, params["blocks"], x, positions, rows, cache)
-    scale = params["final_norm"]["scale"].get_value()
-    return Forward(rms_norm(x, scale, config.norm_eps), cache, loads)
+        x, routing, cache = run_cached(call, params["blocks"], x, positions, rows, cache)
+    scale = _array(params, "final_norm", "scale")
+    return Forward(rms_norm(x, scale, config.norm_eps), cache, routing)
+
+
+def _array(params: Any, *path: str) -> Array:
+    """Return one parameter outside the blocks."""
+    for name in path:
+        params = params[name]
+    return params[...]
 
 
 def logits(
@@ -159,10 +177,13 @@ def logits(
     params: Params,
     hidden: Float[Array, "*batch embed"],
     mesh: Mesh | None = None,
+    *,
+    rows_split: bool = True,
 ) -> Float[Array, "*batch vocab"]:
     """Return float32 scores of the vocabulary for final-normed hidden states.
 
-    With a mesh, the rows of `hidden` lie split over its devices as those of `forward` do.
+    With a mesh, the scores lie split by vocabulary, and by the rows of `hidden` if these are split
+    as those of `forward` without a cache are.
     """
-    table = params["embedding"].get_value().T if config.tied_head else params["head"].get_value()
-    return embedding.scores(table, hidden, mesh)
+    table = _array(params, "embedding").T if config.tied_head else _array(params, "head")
+    return embedding.scores(table, hidden, mesh, rows_split=rows_split)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from models.config import TransformerConfig
+from models.execution import Execution
 from spade_jax.errors import ConfigError
 from spade_jax.settings import Section, check_fields, require
 
@@ -247,6 +248,8 @@ class LearnerConfig(Section):
     clip_high: float = 0.28  # ratio clip above 1; never active with one update per batch
     tis_cap: float = 2.0  # cap of the token-level truncated importance weight
     designer_weight: float = 1.0  # weight of the designer's loss against the agent's
+    balance_loss: float = 0.0  # weight of the experts' balance loss, which is 1 at an even load
+    router_z_loss: float = 0.0  # weight of the mean square of logsumexp(router scores)
 
     def __post_init__(self) -> None:
         require(0 <= self.lr < math.inf, "learner.lr", self.lr, "a finite number, 0 or more")
@@ -262,9 +265,8 @@ class LearnerConfig(Section):
         require(0 < self.clip_low < 1, "learner.clip_low", self.clip_low, "between 0 and 1")
         require(self.clip_high > 0, "learner.clip_high", self.clip_high, "a positive number")
         require(self.tis_cap >= 1, "learner.tis_cap", self.tis_cap, "at least 1")
-        require(
-            self.designer_weight >= 0, "learner.designer_weight", self.designer_weight, "0 or more"
-        )
+        for name in ("designer_weight", "balance_loss", "router_z_loss"):
+            require(getattr(self, name) >= 0, f"learner.{name}", getattr(self, name), "0 or more")
 
 
 @dataclass(frozen=True)
@@ -436,6 +438,7 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
     model: TransformerConfig = field(default_factory=TransformerConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    execution: Execution = field(default_factory=Execution)
     engine: EngineConfig = field(default_factory=EngineConfig)
     designer: DesignerConfig = field(default_factory=DesignerConfig)
     hint: HintConfig = field(default_factory=HintConfig)
@@ -452,6 +455,7 @@ class Config:
     def __post_init__(self) -> None:
         check_fields("config", self)
         check_fields("model", self.model)
+        check_fields("execution", self.execution)
         if self.model.rope_scaling is not None:
             check_fields("model.rope_scaling", self.model.rope_scaling)
         if self.engine.context_tokens > self.model.max_positions:

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import attention
-from models.attention import attend, packed_ranges, write_cache
+from models import blockwise
+from models.attention import packed_ranges
+from models.blockwise import attend
+from models.cache import write_cache
 
 
 def dense(query, key, value, slot_ids, first, last):
@@ -39,8 +41,8 @@ def random_ranges(seed: int, rows: int, seq: int, context: int):
     [(4, 4, 7, 7), (4, 4, 1, 13), (3, 5, 12, 21), (128, 128, 12, 21), (128, 128, 1, 1)],
 )
 def test_attend_equals_dense(monkeypatch, query_block, key_block, seq, context):
-    monkeypatch.setattr(attention, "QUERY_BLOCK", query_block)
-    monkeypatch.setattr(attention, "KEY_BLOCK", key_block)
+    monkeypatch.setattr(blockwise, "QUERY_BLOCK", query_block)
+    monkeypatch.setattr(blockwise, "KEY_BLOCK", key_block)
     query, weight = random(0, 3, seq, 4, 6), random(1, 3, seq, 4, 6)
     key, value = random(2, 5, context, 2, 6), random(3, 5, context, 2, 6)
     slot_ids = jnp.array([4, 0, 2], jnp.int32)
