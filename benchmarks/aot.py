@@ -14,6 +14,8 @@ chip's share of tokens × experts × hidden width. The last target of a GPU is a
 """
 
 import argparse
+import contextlib
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -36,7 +38,9 @@ from jax.sharding import Mesh
 from models.backends import resolve
 from models.blocks import Call, run_packed
 from models.config import TransformerConfig
+from models.dispatch import SLACK
 from models.execution import Execution
+from models.kernels import Grouped
 from models.layers import rotary_angles
 from models.sharding import build_mesh, data_sharding, param_shardings
 from models.transformer import abstract_params
@@ -74,27 +78,8 @@ gpu_device_info {
 }
 """
 
-TPU_KERNELS = {
-    "forward": {"megablox_product": 2, "splash_mha_fwd": 1},
-    "gradient": {
-        "megablox_product": 2,  # computed again: layers are rematerialised
-        "megablox_transposed": 2,
-        "megablox_outer": 2,
-        "splash_mha_fwd": 1,
-        "splash_mha_dq": 1,
-        "splash_mha_dkv": 1,
-    },
-}
-GPU_KERNELS = {
-    "forward": {"hopper_product": 2, "cudnn_fwd": 1},
-    "gradient": {
-        "hopper_product": 2,
-        "hopper_transposed": 2,
-        "hopper_outer": 2,
-        "cudnn_fwd": 1,
-        "cudnn_bwd": 1,
-    },
-}
+SPLASH = ("splash_mha_fwd", "splash_mha_dq", "splash_mha_dkv")
+CUDNN = ("cudnn_fwd", "cudnn_bwd")
 
 
 @dataclass(frozen=True)
@@ -104,7 +89,19 @@ class Target:
     package: str  # brings the compiler
     topology: dict[str, str]
     mesh: tuple[int, int, int]  # fsdp, expert, tensor
-    kernels: dict[str, dict[str, int]]
+    attention: tuple[str, ...]  # kernels that must be there, the forward one first
+    experts: str  # and those of the grouped products
+
+    def expected(self) -> dict[str, dict[str, int]]:
+        """Kernels of the forward and of the gradient, and how often at least they are called.
+
+        The layer is computed again for its gradient, but for the last product.
+        """
+        product, transposed, outer = (f"{self.experts}_{name}" for name in Grouped._fields)
+        return {
+            "forward": {product: 2, self.attention[0]: 1},
+            "gradient": {product: 1, transposed: 2, outer: 2, **dict.fromkeys(self.attention, 1)},
+        }
 
     def devices(self) -> list[Any]:
         """Describe the chips."""
@@ -115,16 +112,13 @@ def _tpu(name: str) -> dict[str, str]:
     return {"platform": "tpu", "topology_name": name}
 
 
+CUDA = {"platform": "cuda", "topology_name": "h200", "topology": "1x1x8", "target_config": H200}
 TARGETS = {
-    "v5e": Target("libtpu", _tpu("v5e:2x4"), (2, 2, 2), TPU_KERNELS),
-    "v5p": Target("libtpu", _tpu("v5p:2x2x1"), (2, 2, 1), TPU_KERNELS),
-    "v6e": Target("libtpu", _tpu("v6e:2x4"), (4, 1, 2), TPU_KERNELS),
-    "h200": Target(
-        "jax_cuda12_plugin",
-        {"platform": "cuda", "topology_name": "h200", "topology": "1x1x8", "target_config": H200},
-        (2, 2, 2),
-        GPU_KERNELS,
-    ),
+    "v5e": Target("libtpu", _tpu("v5e:2x4"), (2, 2, 2), SPLASH, "megablox"),
+    "v5p": Target("libtpu", _tpu("v5p:2x2x1"), (2, 2, 1), SPLASH, "megablox"),
+    "v6e": Target("libtpu", _tpu("v6e:2x4"), (4, 1, 2), SPLASH, "megablox"),
+    "h200": Target("jax_cuda12_plugin", CUDA, (2, 2, 2), CUDNN, "hopper"),
+    "h200-triton": Target("jax_cuda12_plugin", CUDA, (2, 2, 2), CUDNN, "triton"),
 }
 
 
@@ -133,6 +127,7 @@ class Report:
     """What one executable is."""
 
     target: str
+    mesh: str
     program: str
     kernels: dict[str, int]
     missing: dict[str, int]  # kernels that should be there, and how often
@@ -153,15 +148,15 @@ class Report:
         found = ", ".join(f"{count} {name}" for name, count in sorted(self.kernels.items()))
         sizes = " | ".join(f"{size / 2**20:,.0f}" for size in (self.arguments, self.temporary))
         return (
-            f"| {self.target} | {self.program} | {found or 'none'} | "
+            f"| {self.target} | {self.mesh} | {self.program} | {found or 'none'} | "
             f"{self.largest[1]} ({self.largest[0] / self.dense:.2f}) | {sizes} | "
             f"{self.bound / 2**20:,.0f} | {self.seconds:.0f} |"
         )
 
 
 HEADER = (
-    "| target | program | kernels | largest array (share of a dense expansion) | "
-    "arguments MiB | temporary MiB | bound MiB | compile s |\n|" + " --- |" * 8
+    "| target | mesh | program | kernels | largest array (share of a dense expansion) | "
+    "arguments MiB | temporary MiB | bound MiB | compile s |\n|" + " --- |" * 9
 )
 
 
@@ -190,7 +185,9 @@ def examine(name: str, target: Target, rows: int, seq: int) -> list[Report]:
     """Compile the forward and the gradient for one target."""
     devices = target.devices()
     mesh = build_mesh(1, *target.mesh, devices=devices)
-    execution = resolve(Execution(layers="unrolled"), LAYER, devices[0])
+    experts = target.experts if name == "h200-triton" else "auto"
+    execution = resolve(Execution(experts=experts), LAYER, devices[0])
+    need = needed(mesh, rows, seq, execution)
     rows *= mesh.size // mesh.shape["tensor"]
 
     def array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
@@ -208,34 +205,151 @@ def examine(name: str, target: Target, rows: int, seq: int) -> list[Report]:
         "forward": (forward, (blocks, x, ids, ids)),
         "gradient": (gradient(forward), (blocks, x, ids, ids, x)),
     }
-    reports = []
+    reports, expected = [], target.expected()
     for program, (function, arguments) in programs.items():
-        start = time.perf_counter()
+        start = time.process_time()
         # A Hopper kernel asks the devices of the process for the number of their processors.
         with mock.patch.object(jax, "devices", lambda *_: devices):
             compiled = jax.jit(function).lower(*arguments).compile()
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
         memory, text = compiled.memory_analysis(), compiled.as_text()
-        found, wanted = kernels(text), target.kernels[program]
+        found, wanted = kernels(text), expected[program]
         reports.append(
             Report(
-                target=f"{name} {dict(mesh.shape)}",
+                target=name,
+                mesh=" × ".join(f"{axis} {n}" for axis, n in mesh.shape.items() if n > 1),
                 program=program,
                 kernels=found,
-                missing={k: n for k, n in wanted.items() if found[k] < n},
+                missing={kernel: n for kernel, n in wanted.items() if found[kernel] < n},
                 largest=largest_array(text),
-                dense=0,
+                dense=dense_elements(mesh, rows, seq),
                 arguments=memory.argument_size_in_bytes,
                 temporary=memory.temp_size_in_bytes,
-                bound=0,
+                bound=need[program],
                 seconds=seconds,
             )
         )
-        open(f"/tmp/aot_{name}_{program}.txt", "w").write(text)
     return reports
 
 
+def dense_elements(mesh: Mesh, rows: int, seq: int) -> int:
+    """A chip's share of tokens × experts × hidden width: each token, for every expert."""
+    shape = mesh.shape
+    tokens = rows * seq // (mesh.size // shape["tensor"])
+    return tokens * LAYER.num_experts * LAYER.mlp // shape["tensor"]
+
+
+def needed(mesh: Mesh, rows: int, seq: int, execution: Execution) -> dict[str, int]:
+    """Bytes that the programs may hold besides their arguments, given the rows of one chip.
+
+    The forward: the experts' weights gathered and in 16 bits, and every activation at once, with
+    the slack of the buffers. The gradient: activations and their gradients, the weights, and their
+    gradients in float32.
+    """
+    split, expert = mesh.shape["tensor"], mesh.shape["expert"]
+    tokens, mlp = rows * seq, LAYER.mlp // split
+    weights = 2 * LAYER.num_experts // expert * 3 * LAYER.embed * mlp
+    copies = (
+        int(SLACK * tokens * LAYER.experts_per_token)
+        if expert > 1
+        else tokens * LAYER.experts_per_token
+    )
+    experts = copies * (2 * LAYER.embed + 3 * mlp) + 2 * tokens * expert * LAYER.embed
+    heads = (2 * LAYER.num_heads + 2 * LAYER.num_kv_heads) // split * LAYER.head_dim
+    attention = tokens * (heads + 4 * LAYER.embed)
+    mask = rows * seq * seq if execution.attention == "cudnn" else 0
+    activations = 2 * (experts + attention + mask)
+    return {"forward": weights + activations, "gradient": 3 * weights + 2 * activations}
+
+
+def control(target: Target, rows: int) -> Report:
+    """Compile a bare `ragged_dot` of the first product, which expands densely on a GPU."""
+    place = jax.sharding.SingleDeviceSharding(target.devices()[0])
+    shapes = [
+        jax.ShapeDtypeStruct(shape, dtype, sharding=place)
+        for shape, dtype in (
+            ((rows * LAYER.experts_per_token, LAYER.embed), jnp.bfloat16),
+            ((LAYER.num_experts, LAYER.embed, 2 * LAYER.mlp), jnp.bfloat16),
+            ((LAYER.num_experts,), jnp.int32),
+        )
+    ]
+    start = time.process_time()
+    compiled = jax.jit(jax.lax.ragged_dot).lower(*shapes).compile()
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    return Report(
+        target="control",
+        mesh="",
+        program="ragged_dot",
+        kernels=kernels(text),
+        missing={},
+        largest=largest_array(text),
+        dense=rows * LAYER.num_experts * LAYER.mlp,
+        arguments=memory.argument_size_in_bytes,
+        temporary=memory.temp_size_in_bytes,
+        bound=0,
+        seconds=time.process_time() - start,
+    )
+
+
+def goals(reports: list[Report]) -> list[dict[str, Any]]:
+    """What must hold of each executable."""
+    found = []
+    for report in reports:
+        name = f"{report.target} {report.program}".replace(" ", "_")
+        if report.target == "control":
+            found.append(_goal(f"{name}_is_dense", report.is_dense, True))
+            continue
+        share = report.largest[0] / report.dense
+        found += [
+            _goal(f"{name}_kernels_missing", report.missing, {}),
+            _goal(f"{name}_largest_over_dense", round(share, 3), 1.0, not report.is_dense),
+            _goal(
+                f"{name}_temporary_over_needed",
+                round(report.temporary / report.bound, 3),
+                1.0,
+                report.temporary <= report.bound,
+            ),
+        ]
+    return found
+
+
+def _goal(name: str, value: Any, goal: Any, holds: bool | None = None) -> dict[str, Any]:
+    holds = value == goal if holds is None else holds
+    return {"name": name, "value": value, "goal": goal, "holds": holds}
+
+
+def main() -> None:
+    """Compile for the targets and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--targets", nargs="+", choices=list(TARGETS))
+    parser.add_argument("--rows", type=int, default=2, help="packed rows of one chip")
+    parser.add_argument("--seq", type=int, default=4096, help="tokens of a row")
+    arguments = parser.parse_args()
+    chosen = arguments.targets or [
+        name for name, target in TARGETS.items() if importlib.util.find_spec(target.package)
+    ]
+    if not chosen:
+        parser.error("no package that compiles for a target is installed; see the top of this file")
+    print(HEADER, flush=True)
+    reports = []
+    for name in chosen:
+        for report in examine(name, TARGETS[name], arguments.rows, arguments.seq):
+            print(report.row(), flush=True)
+            reports.append(report)
+    if "h200" in chosen:
+        reports.append(control(TARGETS["h200"], 1024))
+        print(reports[-1].row(), flush=True)
+    print(json.dumps({"versions": versions(), "goals": goals(reports)}))
+
+
+def versions() -> dict[str, str]:
+    """Versions of what compiled."""
+    found = {}
+    for name in ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
 if __name__ == "__main__":
-    import sys
-    for n in sys.argv[1:]:
-        for r in examine(n, TARGETS[n], 2, 4096): print(r, flush=True)
+    main()

@@ -116,7 +116,7 @@ def run_packed(
     if (remat := call.execution.remat) != "none":
         # A scan keeps what is computed again apart from the first computation by itself.
         layer = jax.checkpoint(
-            layer, policy=REMAT[remat], prevent_cse=not scanned, static_argnums=2
+            layer, policy=REMAT[remat], prevent_cse=not scanned, static_argnums=() if scanned else 2
         )
     if scanned:
         return jax.lax.scan(layer, x, (blocks, replay))

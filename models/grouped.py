@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 from models import kernels
 from models.kernels import Grouped
 
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def grouped_matmul(
     x: Float[Array, "tokens in"],
