@@ -81,6 +81,8 @@ gpu_device_info {
 SPLASH = ("splash_mha_fwd", "splash_mha_dq", "splash_mha_dkv")
 CUDNN = ("cudnn_fwd", "cudnn_bwd")
 
+AUTO = Execution()
+
 
 @dataclass(frozen=True)
 class Target:
@@ -91,6 +93,7 @@ class Target:
     mesh: tuple[int, int, int]  # fsdp, expert, tensor
     attention: tuple[str, ...]  # kernels that must be there, the forward one first
     experts: str  # and those of the grouped products
+    choices: Execution = AUTO  # of kernels; by default the devices decide
 
     def expected(self) -> dict[str, dict[str, int]]:
         """Kernels of the forward and of the gradient, and how often at least they are called.
@@ -118,7 +121,9 @@ TARGETS = {
     "v5p": Target("libtpu", _tpu("v5p:2x2x1"), (2, 2, 1), SPLASH, "megablox"),
     "v6e": Target("libtpu", _tpu("v6e:2x4"), (4, 1, 2), SPLASH, "megablox"),
     "h200": Target("jax_cuda12_plugin", CUDA, (2, 2, 2), CUDNN, "hopper"),
-    "h200-triton": Target("jax_cuda12_plugin", CUDA, (2, 2, 2), CUDNN, "triton"),
+    "h200-triton": Target(
+        "jax_cuda12_plugin", CUDA, (2, 2, 2), CUDNN, "triton", Execution(experts="triton")
+    ),
 }
 
 
@@ -185,8 +190,7 @@ def examine(name: str, target: Target, rows: int, seq: int) -> list[Report]:
     """Compile the forward and the gradient for one target."""
     devices = target.devices()
     mesh = build_mesh(1, *target.mesh, devices=devices)
-    experts = target.experts if name == "h200-triton" else "auto"
-    execution = resolve(Execution(experts=experts), LAYER, devices[0])
+    execution = resolve(target.choices, LAYER, devices[0])
     need = needed(mesh, rows, seq, execution)
     rows *= mesh.size // mesh.shape["tensor"]
 
