@@ -211,12 +211,7 @@ def examine(name: str, target: Target, rows: int, seq: int) -> list[Report]:
     }
     reports, expected = [], target.expected()
     for program, (function, arguments) in programs.items():
-        start = time.process_time()
-        # A Hopper kernel asks the devices of the process for the number of their processors.
-        with mock.patch.object(jax, "devices", lambda *_: devices):
-            compiled = jax.jit(function).lower(*arguments).compile()
-        seconds = time.process_time() - start
-        memory, text = compiled.memory_analysis(), compiled.as_text()
+        text, memory, seconds = compile_for(devices, function, arguments)
         found, wanted = kernels(text), expected[program]
         reports.append(
             Report(
@@ -234,6 +229,15 @@ def examine(name: str, target: Target, rows: int, seq: int) -> list[Report]:
             )
         )
     return reports
+
+
+def compile_for(devices: list[Any], function: Callable, arguments: Any) -> tuple[str, Any, float]:
+    """Return the executable's text, its memory, and the processor time it took."""
+    start = time.process_time()
+    # A Hopper kernel asks the devices of the process for the number of their processors.
+    with mock.patch.object(jax, "devices", lambda *_: devices):
+        compiled = jax.jit(function).lower(*arguments).compile()
+    return compiled.as_text() or "", compiled.memory_analysis(), time.process_time() - start
 
 
 def dense_elements(mesh: Mesh, rows: int, seq: int) -> int:
@@ -268,7 +272,8 @@ def needed(mesh: Mesh, rows: int, seq: int, execution: Execution) -> dict[str, i
 
 def control(target: Target, rows: int) -> Report:
     """Compile a bare `ragged_dot` of the first product, which expands densely on a GPU."""
-    place = jax.sharding.SingleDeviceSharding(target.devices()[0])
+    devices = target.devices()
+    place = jax.sharding.SingleDeviceSharding(devices[0])
     shapes = [
         jax.ShapeDtypeStruct(shape, dtype, sharding=place)
         for shape, dtype in (
@@ -277,9 +282,7 @@ def control(target: Target, rows: int) -> Report:
             ((LAYER.num_experts,), jnp.int32),
         )
     ]
-    start = time.process_time()
-    compiled = jax.jit(jax.lax.ragged_dot).lower(*shapes).compile()
-    memory, text = compiled.memory_analysis(), compiled.as_text()
+    text, memory, seconds = compile_for(devices, jax.lax.ragged_dot, shapes)
     return Report(
         target="control",
         mesh="",
@@ -291,7 +294,7 @@ def control(target: Target, rows: int) -> Report:
         arguments=memory.argument_size_in_bytes,
         temporary=memory.temp_size_in_bytes,
         bound=0,
-        seconds=time.process_time() - start,
+        seconds=seconds,
     )
 
 

@@ -4,6 +4,9 @@ Blocks above the diagonal are skipped; blocks of other segments are computed and
 follows the square of the row, not of the segments. Memory is linear in the row.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.splash_attention import (
@@ -42,7 +45,7 @@ def attend(
     return zero_padding(output.swapaxes(1, 2)[:, :seq], segment_ids)
 
 
-def _kernel(seq: int, heads: int, interpret: bool) -> splash.SplashAttentionKernel:
+def _kernel(seq: int, heads: int, interpret: bool) -> Callable[..., Any]:
     block = next(size for size in (MAX_BLOCK, 256, LANES) if seq % size == 0)
     return splash.make_splash_mha(
         masks.MultiHeadMask([masks.CausalMask((seq, seq))] * heads),
