@@ -251,8 +251,8 @@ def needed(mesh: Mesh, rows: int, seq: int, execution: Execution) -> dict[str, i
     """Bytes that the programs may hold besides their arguments, given the rows of one chip.
 
     The forward: the experts' weights gathered and in 16 bits, and every activation at once, with
-    the slack of the buffers. The gradient: activations and their gradients, the weights, and their
-    gradients in float32.
+    the slack of the buffers, the sums of experts in float32. The gradient: activations and their
+    gradients, the weights, and their gradients in float32.
     """
     split, expert = mesh.shape["tensor"], mesh.shape["expert"]
     tokens, mlp = rows * seq, LAYER.mlp // split
@@ -262,7 +262,7 @@ def needed(mesh: Mesh, rows: int, seq: int, execution: Execution) -> dict[str, i
         if expert > 1
         else tokens * LAYER.experts_per_token
     )
-    experts = copies * (2 * LAYER.embed + 3 * mlp) + 2 * tokens * expert * LAYER.embed
+    experts = copies * (2 * LAYER.embed + 3 * mlp) + 3 * tokens * expert * LAYER.embed
     heads = (2 * LAYER.num_heads + 2 * LAYER.num_kv_heads) // split * LAYER.head_dim
     attention = tokens * (heads + 4 * LAYER.embed)
     mask = rows * seq * seq if execution.attention == "cudnn" else 0

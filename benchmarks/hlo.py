@@ -26,8 +26,9 @@ def kernels(text: str) -> Counter[str]:
         call = CALL.search(line)
         if call is None or call[1] not in KERNEL_CALLS:
             continue
+        # Attributes of several lines may part an instruction from its op_name.
         op_name = OP_NAME.search(line)
-        names = NAMES.findall(op_name[1]) if op_name else []
+        names = NAMES.findall(f"{line.split(' = ')[0]} {op_name[1] if op_name else ''}")
         found[names[-1] if names else KERNEL_CALLS[call[1]]] += 1
     return found
 

@@ -11,6 +11,8 @@ TEXT = """
   %gmm = bf16[64,32]{1,0} custom-call(%a), custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/transpose(megablox_transposed)/jit(gmm)/pallas_call"}
   %gmm.2 = bf16[64,32]{1,0} custom-call(%a), custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/megablox_product/jit(gmm)/pallas_call"}
   %gmm.3 = bf16[64,32]{1,0} custom-call(%a), custom_call_target="tpu_custom_call", metadata={op_name="jit(f)/megablox_product/jit(gmm)/pallas_call"}
+  %splash_mha_dq_segmented.1 = bf16[64,32]{1,0} custom-call(%splash_mha_fwd_segmented.1), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+  }}, metadata={op_name="jit(f)/splash_mha_dq_segmented/pallas_call"}
   %s = pred[4,8,2]{1,0} custom-call(%a), custom_call_target="__cudnn$fmhaScaleBiasSoftmax", metadata={op_name="x"}
   %o = bf16[4]{0} custom-call(%a), custom_call_target="AllocateBuffer", metadata={op_name="megablox_outer"}
 """  # noqa: E501
@@ -21,6 +23,7 @@ def test_kernels_are_counted_by_name_and_other_calls_not():
         "tpu": 1,
         "megablox_transposed": 1,
         "megablox_product": 2,
+        "splash_mha_dq": 1,
         "cudnn_fwd": 1,
     }
 
