@@ -1,9 +1,10 @@
 """Packed causal attention on NVIDIA GPUs: cuDNN's flash attention through jax.
 
-cuDNN knows causal rows but not segments, so these are a mask, which becomes a bias of rows × seq ×
-seq numbers of the inputs' 16 bits: 2 seq² bytes a row, 128 MiB at 8,192 tokens, read once per head
-group in each pass. Blocks above the diagonal are skipped, blocks of other segments are not.
-16-bit inputs only; it can be neither interpreted nor run elsewhere.
+cuDNN knows causal rows but not segments, so these are a mask, which becomes a bias of seq² 16-bit
+numbers a row (128 MiB at 8,192 tokens), made once for all heads and read for each of them. The
+backward pass keeps it and writes a gradient of it, as large and thrown away. Blocks above the
+diagonal are skipped, blocks of other segments are not. 16-bit inputs only; it can be neither
+interpreted nor run elsewhere.
 """
 
 import jax

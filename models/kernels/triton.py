@@ -10,6 +10,7 @@ The loads of a tile that reaches past the last row are moved back to end with it
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -107,7 +108,8 @@ def _product(x: Array, w: Array, group_sizes: Array, transpose: bool, interpret:
             depth=_power(x.shape[1], DEPTH),
             transpose=transpose,
         ),
-        grid=(programs[0].shape[0], shape[1] // width),
+        # The first axis runs fastest: the tiles of a row follow one another, so rows are read once.
+        grid=(shape[1] // width, programs[0].shape[0]),
         out_shape=jax.ShapeDtypeStruct(shape, x.dtype),
         compiler_params=PARAMS,
         interpret=interpret,
@@ -130,9 +132,9 @@ def _product_kernel(
     transpose: bool,
 ) -> None:
     """Compute one tile of the result, of rows of one group."""
-    program = pl.program_id(0)
+    program = pl.program_id(1)
     expert, start, end = expert_ref[program], start_ref[program], end_ref[program]
-    columns = pl.ds(pl.program_id(1) * width, width)
+    columns = pl.ds(pl.program_id(0) * width, width)
 
     @pl.when(start < end)
     def _():
@@ -148,7 +150,7 @@ def _product_kernel(
         plgpu.store(out_ref.at[rows, columns], total.astype(out_ref.dtype), mask=own)
 
 
-def _own_rows(begin: Array, end: Array, tile: int, num_rows: int) -> tuple[pl.Slice, Array]:
+def _own_rows(begin: Array, end: Array, tile: int, num_rows: int) -> tuple[Any, Array]:
     """Return the rows to load for a tile, and which of them are begin..end."""
     first = jnp.minimum(begin, num_rows - tile)
     rows = first + jax.lax.broadcasted_iota(jnp.int32, (tile, 1), 0)
