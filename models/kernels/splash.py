@@ -4,6 +4,7 @@ Blocks above the diagonal are skipped; blocks of other segments are computed and
 follows the square of the row, not of the segments. Memory is linear in the row.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -72,7 +73,7 @@ def _attend(
 
 def _kernel(
     queries: int, keys: int, offset: int, heads: int, interpret: bool
-) -> splash.SplashAttentionKernel:
+) -> Callable[..., Any]:
     block_q, block_kv = (
         next(block for block in (MAX_BLOCK, 256, LANES) if size % block == 0)
         for size in (queries, keys)
