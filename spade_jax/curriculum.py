@@ -39,8 +39,8 @@ class PlayTally:
     """What the plays of one environment have shown so far.
 
     `returns[arm]` maps "seed/play" to a return of the regeneration step, None for a void play; both
-    arms hold the same keys if both were played. `scored` holds the scored unhinted plays of every step since the
-    environment was written.
+    arms hold the same keys if both were played. `scored` holds the scored unhinted plays of every
+    step since the environment was written.
     """
 
     returns: dict[str, dict[str, float | None]] = field(
