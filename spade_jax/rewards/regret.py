@@ -11,7 +11,8 @@ the hint minus the mean return without; h and u are returns of the step that wro
 Pairs cancel what instances differ in. `accumulated` uses the later plays as a control variate: b is
 near 1 where instances differ, which leaves the pairs, and near 0 where they do not, which leaves
 the larger sample. The later plays were made by later weights, though: an environment on which the
-agent learns fast has its regret understated.
+agent learns fast has its regret understated. And they are of other instances: where these differ
+much, its standard error, which takes plays as independent, is too small. So it is not the default.
 
 The reference compares arms of unequal size on different instances and counts a failed hinted play
 as 0. Here both arms play the same instances, and a void play is in neither arm: by `reference` it
