@@ -22,7 +22,7 @@ from spade_jax.rewards.caution import credited
 from spade_jax.rewards.frontier import frontier
 from spade_jax.rewards.learning_potential import Tracker
 from spade_jax.rewards.micro_learning_potential import micro_learning_potential
-from spade_jax.rewards.regret import Regret, regret
+from spade_jax.rewards.regret import Regret, reference_regret, regret
 from spade_jax.rewards.scale import reference_scale
 from spade_jax.rewards.seed_variance import within_share
 from spade_jax.types import Arm, Design, Episode, Group, Role
@@ -110,10 +110,16 @@ def assess(reward: RewardConfig, tally: PlayTally, tracker: Tracker | None) -> A
 
 
 def measure_regret(reward: RewardConfig, tally: PlayTally) -> Regret | None:
-    """The regret by the estimator of the settings; None when it was not measured."""
+    """The regret by the estimator of the settings; None when it was not measured.
+
+    The reference compares with the unhinted plays of the first step in its blend, and with those of
+    all steps where the regret is the whole reward.
+    """
+    hinted, unhinted = tally.pairs(Arm.HINTED), tally.pairs(Arm.UNHINTED)
     everything = [play.episode_return for play in tally.scored]
-    arms = tally.pairs(Arm.HINTED), tally.pairs(Arm.UNHINTED)
-    return regret(reward.regret_estimator, *arms, everything)
+    if reward.regret_estimator == "reference" and reward.kind == "regret":
+        return reference_regret(hinted.values(), everything)
+    return regret(reward.regret_estimator, hinted, unhinted, everything)
 
 
 def _credited(reward: RewardConfig, found: Regret) -> float:

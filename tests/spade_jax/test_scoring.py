@@ -101,6 +101,25 @@ def test_kinds_by_hand(reward, expected):
 
 
 @pytest.mark.parametrize(
+    ("estimator", "kind", "expected"),
+    [
+        ("reference", "blend", 0.5),  # the first step alone: 1 - 1/2
+        ("reference", "regret", 0.75),  # all plays: 1 - 1/4
+        ("paired", "blend", 0.5),
+        ("paired", "regret", 0.5),
+        ("accumulated", "regret", 0.75),  # two pairs tell no slope
+    ],
+)
+def test_which_plays_the_regret_is_measured_on(estimator, kind, expected):
+    found = tally([[1.0, 0.0]], [1.0, 1.0])
+    for play in range(2):
+        found.add(make_episode(seed=5, step=1, play_index=play, episode_return=0.0), paired=False)
+    reward = RewardConfig(kind=kind, regret_estimator=estimator)
+    measured = scoring.measure_regret(reward, found)
+    assert measured is not None and measured.mean == expected
+
+
+@pytest.mark.parametrize(
     ("kind", "method", "later", "expected"),
     [
         ("micro_learning_potential", "slope", [1.0, 1.0], 0.5),
