@@ -15,7 +15,7 @@ from spade_jax.curriculum import Pending, PlayTally
 from spade_jax.reward_config import RewardConfig
 from spade_jax.rewards import learning_potential as trackers
 from spade_jax.rewards import penalty
-from spade_jax.rewards.advantages import group_advantages
+from spade_jax.rewards.advantages import group_advantages, has_contrast
 from spade_jax.rewards.anchor import plateau
 from spade_jax.rewards.blend import blend
 from spade_jax.rewards.caution import credited
@@ -177,7 +177,7 @@ def agent_groups(reward: RewardConfig, episodes: Sequence[Episode]) -> tuple[lis
     groups, zero_variance = [], 0
     for key, group in members.items():
         rewards = np.asarray([episode.episode_return for episode in group], np.float32)
-        if np.ptp(rewards) == 0:
+        if not has_contrast(rewards):
             zero_variance += 1
             continue
         trajectories = tuple(e.trajectory for e in group if e.trajectory is not None)
@@ -220,7 +220,7 @@ def judge(config: Config, due: Sequence[Pending], moving: dict[str, Tracker]) ->
     groups = []
     for key, scored in members.items():
         rewards = np.asarray([earned for _, earned in scored], np.float32)
-        if np.ptp(rewards) > 0:
+        if has_contrast(rewards):
             advantages = group_advantages(rewards, config.reward.designer_norm)
             trajectories = tuple(design.trajectory for design, _ in scored)
             groups.append(Group(Role.DESIGNER, key, trajectories, rewards, advantages))

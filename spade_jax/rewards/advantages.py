@@ -14,8 +14,14 @@ import numpy as np
 from jaxtyping import Float
 
 STD_EPSILON = 1e-8
+MIN_SPREAD = 1e-6  # rewards this close are equal but for rounding
 
 Norm = Literal["mean", "mean_std", "rloo"]
+
+
+def has_contrast(rewards: Float[np.ndarray, " group"]) -> bool:
+    """Whether the rewards of a group differ by more than rounding."""
+    return rewards.size > 0 and float(rewards.max() - rewards.min()) > MIN_SPREAD
 
 
 def group_advantages(
@@ -23,7 +29,7 @@ def group_advantages(
 ) -> Float[np.ndarray, " group"]:
     """Centre the rewards of one group, and divide by their spread with `mean_std`.
 
-    Equal rewards give exact zeros: rounding in the mean must not be blown up by the tiny
+    Rewards without contrast give exact zeros: rounding must not be blown up by the tiny
     denominator. With `mean_std` one win in eight gives +2.65 to the winner and -0.38 to the others.
     """
     if not np.isfinite(rewards).all():
@@ -31,7 +37,7 @@ def group_advantages(
             f"rewards={rewards} must be finite; leave unmeasured trajectories out of their group"
         )
     values = rewards.astype(np.float64)
-    if values.size == 0 or values.min() == values.max():
+    if not has_contrast(values):
         return np.zeros_like(values)
     centred = values - values.mean()
     if norm == "mean":

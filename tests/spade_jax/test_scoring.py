@@ -192,6 +192,9 @@ def test_the_first_cycle_sets_the_trackers():
     reward, trackers = RewardConfig(kind="learning_potential"), {}
     assert judged([tally([[1.0, 0.5]])], reward, 1, trackers).rewards == [0.0]
     assert trackers == {SKILL: Tracker(0.75, 0.75)}
+    # two are as far from their own mean, whatever rounding says: nothing to compare
+    found = judged([tally([[1.0, 0.7]]), tally([[0.3, 0.2]])], reward)
+    assert found.rewards == pytest.approx([0.3, 0.3]) and found.groups == []
     # without a delay the skill had nothing to be compared with
     assert judged([tally([[1.0, 0.5]])], reward, 0, {}).rewards == []
     # an environment without a scored play moves nothing

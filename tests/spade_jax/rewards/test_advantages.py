@@ -39,6 +39,13 @@ def test_equal_rewards_give_exact_zeros(norm: str, value: float) -> None:
     assert np.array_equal(group_advantages(np.full(7, value), norm), np.zeros(7))
 
 
+@pytest.mark.parametrize("norm", ["mean", "mean_std", "rloo"])
+def test_rounding_is_no_contrast(norm: str) -> None:
+    rewards = np.array([0.75 - 0.6, 0.6 - 0.45, 0.3 / 2])
+    assert len(set(rewards.tolist())) > 1
+    assert np.array_equal(group_advantages(rewards, norm), np.zeros(3))
+
+
 def test_float32_rewards_are_centred_in_double() -> None:
     advantages = group_advantages(np.array([0.1, 0.2, 0.4], np.float32), "mean")
     assert advantages.dtype == np.float64
