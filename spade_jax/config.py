@@ -14,6 +14,7 @@ from models.config import TransformerConfig
 from models.execution import Execution
 from spade_jax.envs_config import EnvsConfig
 from spade_jax.errors import ConfigError
+from spade_jax.reward_config import RewardConfig
 from spade_jax.settings import Section, check_fields, require
 
 SKILLS = (
@@ -182,46 +183,6 @@ class AgentConfig(Section):
             self.plays,
             "at least 2: a group of one has no advantage",
         )
-
-
-@dataclass(frozen=True)
-class RewardConfig(Section):
-    """What the designer earns and how both roles are normalised (paper section 3)."""
-
-    anchor_weight: float = 0.6  # weight of the win-rate anchor
-    regret_weight: float = 0.4  # weight of the clipped regret
-    band_low: float = 0.4  # win rate at which the anchor reaches 1
-    band_high: float = 0.6  # win rate up to which the anchor is 1
-    band_ramp: float = 0.25  # distance from the band at which the anchor is 0
-    regret_scale: float = 0.15  # regret at which its term saturates
-    invalid_reward: float = -0.5  # reward of a design that was not admitted
-    # normalisation within an (environment, seed) group
-    agent_norm: Literal["mean", "mean_std"] = "mean_std"
-    designer_norm: Literal["mean", "mean_std"] = "mean_std"  # normalisation within a skill
-
-    def __post_init__(self) -> None:
-        require(
-            0 <= self.band_low <= self.band_high <= 1,
-            "reward.band_low, reward.band_high",
-            (self.band_low, self.band_high),
-            "0 <= band_low <= band_high <= 1",
-        )
-        require(self.band_ramp > 0, "reward.band_ramp", self.band_ramp, "a positive number")
-        require(
-            self.regret_scale > 0, "reward.regret_scale", self.regret_scale, "a positive number"
-        )
-        require(self.anchor_weight >= 0, "reward.anchor_weight", self.anchor_weight, "0 or more")
-        require(self.regret_weight >= 0, "reward.regret_weight", self.regret_weight, "0 or more")
-        require(
-            -1 <= self.invalid_reward <= 0, "reward.invalid_reward", self.invalid_reward, "-1 to 0"
-        )
-        for name in ("agent_norm", "designer_norm"):
-            require(
-                getattr(self, name) in ("mean", "mean_std"),
-                f"reward.{name}",
-                getattr(self, name),
-                "mean or mean_std",
-            )
 
 
 @dataclass(frozen=True)
@@ -423,6 +384,14 @@ class Config:
                 f"{self.active_skills} skills of a cycle "
                 f"(designer.skills_per_cycle); set "
                 f"{self.active_skills * (self.designer.designs // self.active_skills + 1)}"
+            )
+
+        if self.reward.needs_steps and self.designer.delay_steps == 0:
+            raise ConfigError(
+                "designer.delay_steps=0 leaves one step of plays, and the micro learning potential "
+                f"of reward.kind={self.reward.kind!r}, "
+                f"reward.micro_weight={self.reward.micro_weight} compares steps; set "
+                "designer.delay_steps to at least 1"
             )
 
     @property

@@ -1,16 +1,17 @@
 """The state of self-play that outlives a step: environments in play, the designer groups that wait,
-and the memory.
+the trackers of the skills, and the memory.
 
 All of it goes into the checkpoint as JSON (design decision 7). Nothing here samples or plays.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from spade_jax.errors import CheckpointError
+from spade_jax.rewards.learning_potential import Tracker
 from spade_jax.roles.memory import Memory
 from spade_jax.types import (
     Arm,
@@ -24,26 +25,42 @@ from spade_jax.types import (
 )
 
 
+class ScoredPlay(NamedTuple):
+    """An unhinted play that carries a return."""
+
+    step: int
+    seed: int
+    episode_return: float
+    win: bool
+
+
 @dataclass
 class PlayTally:
     """What the plays of one environment have shown so far.
 
     `returns[arm]` maps "seed/play" to a return of the regeneration step, None for a void play; both
-    arms hold the same keys. `wins` and `plays` count the scored unhinted plays of every step since
-    the environment was written.
+    arms hold the same keys if both were played. `scored` holds the scored unhinted plays of every
+    step since the environment was written.
     """
 
     returns: dict[str, dict[str, float | None]] = field(
         default_factory=lambda: {arm.value: {} for arm in Arm}
     )
-    wins: int = 0
-    plays: int = 0
-    faults: int = 0  # plays that the program itself ended, in either arm
+    scored: list[ScoredPlay] = field(default_factory=list)
+    # outcomes of the plays that the program itself ended, in either arm
+    faults: list[str] = field(default_factory=list)
 
     @property
     def win_rate(self) -> float | None:
         """Binary wins over scored unhinted plays; None before the first."""
-        return self.wins / self.plays if self.plays else None
+        return sum(play.win for play in self.scored) / len(self.scored) if self.scored else None
+
+    def by_step(self) -> dict[int, list[float]]:
+        """Unhinted returns by the step they were played in."""
+        found: dict[int, list[float]] = {}
+        for play in self.scored:
+            found.setdefault(play.step, []).append(play.episode_return)
+        return found
 
     def pairs(self, arm: Arm) -> dict[tuple[int, int], float | None]:
         """Returns of one arm by (seed, play index); JSON keys are text, hence the split."""
@@ -55,10 +72,12 @@ class PlayTally:
         if paired:
             play = f"{episode.seed}/{episode.play_index}"
             self.returns[episode.arm][play] = episode.episode_return
-        self.faults += episode.outcome.program_fault
-        if episode.arm is Arm.UNHINTED and not episode.outcome.void:
-            self.plays += 1
-            self.wins += episode.win
+        if episode.outcome.program_fault:
+            self.faults.append(episode.outcome.value)
+        if episode.arm is Arm.UNHINTED and episode.episode_return is not None:
+            self.scored.append(
+                ScoredPlay(episode.step, episode.seed, episode.episode_return, episode.win)
+            )
 
 
 @dataclass
@@ -78,6 +97,7 @@ class Curriculum:
     memory: Memory
     environments: list[Environment] = field(default_factory=list)
     pending: list[Pending] = field(default_factory=list)
+    trackers: dict[str, Tracker] = field(default_factory=dict)  # by skill
 
     def state(self) -> dict[str, Any]:
         """JSON-able copy."""
@@ -85,6 +105,7 @@ class Curriculum:
             "memory": self.memory.state(),
             "environments": to_json(self.environments),
             "pending": to_json(self.pending),
+            "trackers": to_json(self.trackers),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -101,16 +122,21 @@ class Curriculum:
                     item["cycle"],
                     item["step"],
                     [_design(design) for design in item["designs"]],
-                    {name: PlayTally(**tally) for name, tally in item["tallies"].items()},
+                    {name: _tally(tally) for name, tally in item["tallies"].items()},
                 )
                 for item in state["pending"]
             ]
-        except (KeyError, TypeError, ValueError) as error:
+            self.trackers = {name: Tracker(**item) for name, item in state["trackers"].items()}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the checkpoint's curriculum cannot be read ({error!r}); it was written by "
                 f"another version: "
                 "start a new run.dir"
             ) from error
+
+
+def _tally(item: Mapping[str, Any]) -> PlayTally:
+    return PlayTally(**dict(item, scored=[ScoredPlay(*play) for play in item["scored"]]))
 
 
 def _trajectory(item: Mapping[str, Any]) -> Trajectory:

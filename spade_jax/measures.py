@@ -10,7 +10,6 @@ import numpy as np
 from spade_jax.config import Config
 from spade_jax.curriculum import learnable_share
 from spade_jax.envs.pool_stats import PoolStats
-from spade_jax.rewards.anchor import plateau
 from spade_jax.rollout.engine import EngineStats
 from spade_jax.selfplay import Scored, Stage
 from spade_jax.telemetry.metrics import STEP_PERCENTILES, mean
@@ -68,24 +67,29 @@ def episodes(played: Sequence[Episode]) -> Metrics:
 
 
 def scores(stage: Stage, scored: Scored) -> Metrics:
-    """Regret, reward and learnable share of the designer groups that came due, and contrast among
-    the agent's.
-    """
-    reward = stage.config.reward
+    """What the designer groups that came due showed and earned, and contrast among the agent's."""
+    found = scored.judged.assessments
     share = learnable_share(scored.win_rates)
     flat = [1.0] * scored.zero_variance_groups + [0.0] * (
         scored.agent_groups - scored.zero_variance_groups
     )
-    anchors = [
-        plateau(rate, reward.band_low, reward.band_high, reward.band_ramp)
-        for rate in scored.win_rates
-    ]
+    rewards, num_punished = scored.designer_rewards, scored.judged.num_punished
+    punished = [1.0] * num_punished + [0.0] * (len(rewards) - num_punished)
     return {
         **mean("agent/zero_variance_group_frac", flat),
-        **mean("designer/reward_mean", scored.designer_rewards),
+        **mean("designer/reward_mean", rewards),
+        **mean("designer/punished_frac", punished),
         **mean("designer/regret_mean", [regret.mean for regret in scored.regrets]),
         **mean("designer/regret_stderr_mean", [regret.standard_error for regret in scored.regrets]),
-        **mean("designer/anchor_mean", anchors),
+        **mean("designer/regret_credited_mean", [item.credited_regret for item in found]),
+        **mean("designer/win_variance_mean", [item.win_variance for item in found]),
+        **mean("designer/within_seeds_frac", [item.within_share for item in found]),
+        **mean("designer/anchor_mean", [item.anchor for item in found]),
+        **mean("designer/frontier_mean", [item.frontier for item in found]),
+        **mean("designer/micro_potential_mean", [item.micro for item in found]),
+        **mean("designer/learning_potential_mean", [item.potential for item in found]),
+        **mean("designer/tracker_gap_mean", scored.judged.tracker_gaps),
+        **({} if scored.scale is None else {"designer/scale": scored.scale}),
         **(
             {}
             if share is None

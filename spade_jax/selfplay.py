@@ -3,7 +3,7 @@
 Everything is drawn from the run's seed and the names of the things drawn, so the same state gives
 the same cycle. The regret is measured at the step that wrote the environments, with equal arms on
 the same seeds (paper equation 3); the win rate comes from all unhinted plays until the designer's
-group is trained on.
+group is trained on. What they are worth is in `scoring`.
 """
 
 import asyncio
@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
+from spade_jax import scoring
 from spade_jax.config import Config
 from spade_jax.curriculum import Curriculum, Pending, PlayTally
 from spade_jax.envs.admit import admit
@@ -21,14 +20,12 @@ from spade_jax.envs.hint_gates import admit_hint
 from spade_jax.envs.pool import Pool
 from spade_jax.envs.similarity import near_duplicate
 from spade_jax.errors import ConfigError, SamplerError
-from spade_jax.rewards.advantages import group_advantages
-from spade_jax.rewards.blend import blend
-from spade_jax.rewards.regret import Regret, paired_regret
 from spade_jax.roles import agent, designer, hints, memory, prompts, skills
 from spade_jax.roles.corpus import Corpus, excerpt
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.engine import Engine
 from spade_jax.rollout.keys import episode_key, named_rng, named_seed
+from spade_jax.scoring import Scored
 from spade_jax.types import (
     Arm,
     Design,
@@ -36,9 +33,7 @@ from spade_jax.types import (
     Episode,
     Gate,
     GateResult,
-    Group,
     Measures,
-    Role,
     Verdict,
 )
 
@@ -233,10 +228,11 @@ def _refuse_duplicates(stage: Stage, designs: Sequence[Design]) -> list[Design]:
 
 def play(stage: Stage, step: int) -> list[Episode]:
     """Play every environment: unhinted always, both arms on the same seeds in the step that wrote
-    them.
+    them, if the reward is one that looks at the regret.
     """
     config = stage.config
-    arms = (Arm.UNHINTED, Arm.HINTED) if _fresh(stage, step) else (Arm.UNHINTED,)
+    compared = config.reward.needs_regret and _fresh(stage, step)
+    arms = (Arm.UNHINTED, Arm.HINTED) if compared else (Arm.UNHINTED,)
     plans = [
         agent.Play(
             episode_id=f"s{step:05d}_{environment.environment_id}_{index}_{arm}_{play_index}",
@@ -292,54 +288,29 @@ def _fresh(stage: Stage, step: int) -> bool:
     return any(pending.step == step and pending.tallies for pending in stage.curriculum.pending)
 
 
-@dataclass(frozen=True)
-class Scored:
-    """What a step trains on and what it measured; designer lists are empty unless a designer group
-    came due.
-    """
-
-    groups: list[Group]
-    agent_groups: int
-    zero_variance_groups: int
-    designer_rewards: list[float]
-    regrets: list[Regret]
-    win_rates: list[float]
-
-
 def score(stage: Stage, episodes: Sequence[Episode], step: int, *, flush: bool) -> Scored:
     """Tally the plays, update memory, and form the groups to train on.
 
     Designer groups come due `designer.delay_steps` after they were written, or at the last step
     (`flush`).
     """
-    for pending in stage.curriculum.pending:
+    config, curriculum = stage.config, stage.curriculum
+    for pending in curriculum.pending:
         for episode in episodes:
             if episode.environment_id in pending.tallies:
                 pending.tallies[episode.environment_id].add(episode, paired=pending.step == step)
     _remember(stage)
-    agent_groups, zero_variance = _agent_groups(stage.config, episodes)
     due = [
         pending
-        for pending in stage.curriculum.pending
-        if flush or pending.step + stage.config.designer.delay_steps <= step
+        for pending in curriculum.pending
+        if flush or pending.step + config.designer.delay_steps <= step
     ]
-    stage.curriculum.pending = [p for p in stage.curriculum.pending if p not in due]
-    groups, rewards = _designer_groups(stage.config, due)
-    tallies = [tally for pending in due for tally in pending.tallies.values()]
-    regrets = [regret for tally in tallies if (regret := _regret(tally)) is not None]
-    win_rates = [tally.win_rate for tally in tallies if tally.win_rate is not None]
-    return Scored(
-        agent_groups + groups,
-        len(agent_groups) + zero_variance,
-        zero_variance,
-        rewards,
-        regrets,
-        win_rates,
-    )
-
-
-def _regret(tally: PlayTally) -> Regret | None:
-    return paired_regret(tally.pairs(Arm.HINTED), tally.pairs(Arm.UNHINTED))
+    curriculum.pending = [pending for pending in curriculum.pending if pending not in due]
+    agents, zero_variance = scoring.agent_groups(config.reward, episodes)
+    judged = scoring.judge(config, due, curriculum.trackers)
+    groups, role_weights, scale = scoring.balance(config, agents, judged, episodes)
+    num_groups = len(agents) + zero_variance
+    return Scored(groups, role_weights, scale, num_groups, zero_variance, judged)
 
 
 def _remember(stage: Stage) -> None:
@@ -354,7 +325,7 @@ def _remember(stage: Stage) -> None:
                 or not item.verdict.admitted
             ):
                 continue
-            regret = _regret(tally)
+            regret = scoring.measure_regret(stage.config.reward, tally)
             stage.curriculum.memory.add(
                 memory.Record(
                     item.source.environment_id,
@@ -366,68 +337,3 @@ def _remember(stage: Stage) -> None:
                     item.source.program,
                 )
             )
-
-
-def _agent_groups(config: Config, episodes: Sequence[Episode]) -> tuple[list[Group], int]:
-    """Unhinted, scored episodes by (environment, seed); groups without contrast teach nothing and
-    are left out.
-    """
-    members: dict[str, list[Episode]] = {}
-    for episode in episodes:
-        if (
-            episode.arm is Arm.UNHINTED
-            and not episode.outcome.void
-            and episode.trajectory is not None
-        ):
-            members.setdefault(f"{episode.environment_id}/{episode.seed}", []).append(episode)
-    groups, zero_variance = [], 0
-    for key, group in members.items():
-        rewards = np.asarray([episode.episode_return for episode in group], np.float32)
-        if np.ptp(rewards) == 0:
-            zero_variance += 1
-            continue
-        trajectories = tuple(e.trajectory for e in group if e.trajectory is not None)
-        advantages = group_advantages(rewards, config.reward.agent_norm)
-        groups.append(Group(Role.AGENT, key, trajectories, rewards, advantages))
-    return groups, zero_variance
-
-
-def _designer_groups(config: Config, due: Sequence[Pending]) -> tuple[list[Group], list[float]]:
-    """Designs by (cycle, skill). A design that was not admitted earns a bounded penalty; one that
-    could not be measured is out.
-    """
-    members: dict[str, list[tuple[Design, float]]] = {}
-    for pending in due:
-        for item in pending.designs:
-            reward = _designer_reward(config, pending, item)
-            if reward is not None:
-                members.setdefault(f"{pending.cycle}/{item.skill}", []).append((item, reward))
-    groups = []
-    for key, scored in members.items():
-        rewards = np.asarray([reward for _, reward in scored], np.float32)
-        if np.ptp(rewards) > 0:
-            advantages = group_advantages(rewards, config.reward.designer_norm)
-            trajectories = tuple(design.trajectory for design, _ in scored)
-            groups.append(Group(Role.DESIGNER, key, trajectories, rewards, advantages))
-    return groups, [reward for scored in members.values() for _, reward in scored]
-
-
-def _designer_reward(config: Config, pending: Pending, item: Design) -> float | None:
-    if item.verdict.gate == Gate.INFRASTRUCTURE:
-        return None  # our fault, not the designer's
-    if not item.verdict.admitted or item.source is None:
-        return config.reward.invalid_reward
-    tally = pending.tallies[item.source.environment_id]
-    if tally.faults:
-        return config.reward.invalid_reward  # it hung, raised or broke its contract in play
-    regret = _regret(tally)
-    return blend(
-        tally.win_rate,
-        None if regret is None else regret.mean,
-        anchor_weight=config.reward.anchor_weight,
-        regret_weight=config.reward.regret_weight,
-        band_low=config.reward.band_low,
-        band_high=config.reward.band_high,
-        band_ramp=config.reward.band_ramp,
-        regret_scale=config.reward.regret_scale,
-    )

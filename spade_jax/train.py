@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,7 @@ def train(config: Config, *, resume: bool = False) -> Path:
                 episodes = selfplay.play(run.stage, step)
                 scored = selfplay.score(run.stage, episodes, step, flush=run.is_last(step))
             with run.phases("update"):
-                update = run.update(scored.groups)
+                update = run.update(scored.groups, scored.role_weights)
             run.save_episodes(step, episodes)
             run.log(step, measures.all_of(run.stage, designs, episodes, scored) | update)
             run.checkpoint(step)  # last: what is on disk is never behind the newest checkpoint
@@ -126,7 +126,9 @@ class Run:
         self.view.status("playing")
         return designs
 
-    def update(self, groups: Sequence[Group]) -> dict[str, float]:
+    def update(
+        self, groups: Sequence[Group], role_weights: Mapping[Role, float]
+    ) -> dict[str, float]:
         """One optimiser update on the groups; none when nothing is to be learnt, and the weights
         stay as they are.
         """
@@ -136,11 +138,10 @@ class Run:
             # Drops cached keys and values, which a resumed run would not have either.
             self.stage.engine.load(self.state.params, self.version)
             return {}
-        weights = {Role.AGENT: 1.0, Role.DESIGNER: self.config.learner.designer_weight}
         batch = make_batch(
             groups,
             self.config.batch,
-            weights,
+            role_weights,
             policy_version=self.version,
             row_multiple=self.learner.row_multiple,
         )

@@ -17,13 +17,19 @@ TERMINAL = GLOSSARY | {"spade_jax.envs", "spade_jax.terminal"}  # commands witho
 SETTINGS = {
     "spade_jax.config",
     "spade_jax.envs_config",
+    "spade_jax.reward_config",
     "spade_jax.settings",
     "models.config",
     "models.execution",
 }
 ROLLOUT = GLOSSARY | SETTINGS | {"models", "spade_jax.rollout"}
 ROLES = ROLLOUT | {"spade_jax.roles", "spade_jax.envs", "spade_jax.rewards"}
-SELFPLAY = ROLES | {"spade_jax.telemetry", "spade_jax.curriculum", "spade_jax.selfplay"}
+SELFPLAY = ROLES | {
+    "spade_jax.telemetry",
+    "spade_jax.curriculum",
+    "spade_jax.scoring",
+    "spade_jax.selfplay",
+}
 COMMAND = SELFPLAY | {
     "spade_jax.measures",
     "spade_jax.learner",
@@ -38,7 +44,8 @@ ALLOWED: dict[str, set[str]] = {
     "spade_jax.errors": set(),
     "spade_jax.types": GLOSSARY,
     "spade_jax.config": GLOSSARY | SETTINGS,
-    "spade_jax.envs_config": GLOSSARY | SETTINGS,
+    "spade_jax.envs_config": GLOSSARY | {"spade_jax.settings"},
+    "spade_jax.reward_config": GLOSSARY | {"spade_jax.settings"},
     "spade_jax.settings": GLOSSARY,
     "spade_jax.envs": GLOSSARY | {"spade_jax.envs"},
     "spade_jax.terminal": GLOSSARY | {"spade_jax.terminal"},
@@ -50,6 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     "spade_jax.roles": ROLES,
     "spade_jax.learner": GLOSSARY | SETTINGS | {"models", "spade_jax.learner"},
     "spade_jax.curriculum": ROLES | {"spade_jax.curriculum"},
+    "spade_jax.scoring": SETTINGS | GLOSSARY | {"spade_jax.rewards", "spade_jax.curriculum"},
     "spade_jax.selfplay": SELFPLAY,
     "spade_jax.measures": SELFPLAY,
     "spade_jax.train": COMMAND,

@@ -1,8 +1,9 @@
 """The win-rate anchor: a designer is paid for environments the agent wins about half of the time.
 
-Source: the plateau term of the published blend (band [0.4, 0.6], ramp 0.25). The reference feeds it
-the mean return, so an environment that always ends at 0.5 earns all of it; here it is fed the
-fraction of binary wins.
+Source: the plateau term of the published blend (band [0.4, 0.6], ramp 0.25), alone in the paper's
+solve-rate control. The reference feeds it the mean return, so an environment that always ends at
+0.5, or tosses a coin, earns all of it. By default it is fed the fraction of binary wins, and
+multiplied by the share of their variance that is within instances (`seed_variance`).
 """
 
 

@@ -1,31 +1,47 @@
-"""The designer's reward for an admitted environment: the published blend of anchor and regret.
+"""The designer's reward for an admitted environment: the published blend of four terms.
 
-    reward = anchor_weight * P(win rate) + regret_weight * min(1, max(0, regret) / regret_scale)
+    reward = anchor_weight * anchor
+           + regret_weight * clip(regret / regret_scale, 0, 1)
+           + micro_weight * micro / micro_scale
+           + frontier_weight * frontier
 
-Paper: weights 0.6 and 0.4, regret_scale 0.15, P from `anchor`. The reference's other two terms have
-weight 0 in its blend recipes and are not here. What a refused design earns is the caller's
-(`reward.invalid_reward`).
+Paper: weights 0.6, 0.4, 0 and 0, regret_scale 0.15; micro_scale 0.10 is the reference's. The terms
+are made in the modules of their names. Without `clip` the regret is only divided, as in the
+reference's library default. What a refused or broken design earns instead is in `penalty`.
 """
-
-from spade_jax.rewards.anchor import plateau
 
 
 def blend(
-    win_rate: float | None,
-    regret: float | None,
+    anchor: float | None = None,
+    regret: float | None = None,
+    micro: float | None = None,
+    frontier: float | None = None,
     *,
     anchor_weight: float,
     regret_weight: float,
-    band_low: float,
-    band_high: float,
-    band_ramp: float,
+    micro_weight: float = 0.0,
+    frontier_weight: float = 0.0,
     regret_scale: float,
+    micro_scale: float = 0.1,
+    clip: bool = True,
 ) -> float | None:
-    """Score an environment in [0, anchor_weight + regret_weight].
+    """Score an environment; None, unscored, when a term that has a weight was not measured."""
+    terms = (
+        (anchor_weight, anchor),
+        (regret_weight, None if regret is None else regret_term(regret, regret_scale, clip=clip)),
+        (micro_weight, None if micro is None else micro / micro_scale),
+        (frontier_weight, frontier),
+    )
+    total = 0.0
+    for weight, value in terms:
+        if weight == 0:
+            continue
+        if value is None:
+            return None
+        total += weight * value
+    return total
 
-    None, unscored, when either input was not measured.
-    """
-    if win_rate is None or regret is None:
-        return None
-    anchor = plateau(win_rate, band_low, band_high, band_ramp)
-    return anchor_weight * anchor + regret_weight * min(1.0, max(0.0, regret) / regret_scale)
+
+def regret_term(regret: float, scale: float, *, clip: bool = True) -> float:
+    """clip(regret / scale, 0, 1): a harmful hint is worth nothing, and a gap of `scale` all."""
+    return min(1.0, max(0.0, regret) / scale) if clip else regret / scale

@@ -11,6 +11,7 @@ from helpers import make_episode, make_trajectory
 from spade_jax.config import MemoryConfig
 from spade_jax.curriculum import Curriculum, Pending, PlayTally, learnable_share
 from spade_jax.errors import CheckpointError
+from spade_jax.rewards.learning_potential import Tracker
 from spade_jax.roles.memory import Memory, Record
 from spade_jax.types import (
     Arm,
@@ -59,6 +60,7 @@ def full_curriculum():
     curriculum.memory.add(Record("id", "Optimization", "AEnv", 0.1, None, 0, SOURCE.program))
     curriculum.environments = [Environment(SOURCE, "hint", 0, "c0000_d000", verdict)]
     curriculum.pending = [Pending(0, 4, [design, refused], {SOURCE.environment_id: tally})]
+    curriculum.trackers = {"Optimization": Tracker(0.1 + 0.2, -1e-17)}
     return curriculum
 
 
@@ -74,12 +76,23 @@ def test_state_survives_json_exactly():
         left, right = getattr(restored, name), getattr(original, name)
         assert left.dtype == right.dtype and np.array_equal(left, right)
     assert other.environments == curriculum.environments
+    assert other.trackers == curriculum.trackers
+    assert other.pending[0].tallies == curriculum.pending[0].tallies
     assert other.pending[0].tallies[SOURCE.environment_id].pairs(Arm.UNHINTED) == {
         (2**31 - 1, 3): 1.0
     }
 
 
-@pytest.mark.parametrize("damage", [{"memory": [{"x": 1}]}, {"pending": [{}]}, {"environments": 3}])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"memory": [{"x": 1}]},
+        {"pending": [{}]},
+        {"environments": 3},
+        {"trackers": {"Optimization": {"fast": 0.0}}},
+        {"trackers": []},
+    ],
+)
 def test_a_state_of_another_version_is_refused(damage):
     state = full_curriculum().state() | damage
     with pytest.raises(CheckpointError, match="another version"):
@@ -93,7 +106,10 @@ def test_tally_counts_scored_unhinted_plays_only():
     tally.add(make_episode(play_index=1, episode_return=0.5), paired=False)
     tally.add(make_episode(play_index=2, arm=Arm.HINTED), paired=True)
     tally.add(make_episode(outcome=Outcome.TIMEOUT, episode_return=None), paired=False)
-    assert (tally.wins, tally.plays, tally.win_rate) == (1, 2, 0.5)
+    assert tally.scored == [(0, 0, 1.0, True), (0, 0, 0.5, False)]
+    assert (tally.win_rate, tally.faults) == (0.5, ["timeout"])
+    tally.add(make_episode(step=3, seed=9, episode_return=0.0), paired=False)
+    assert tally.by_step() == {0: [1.0, 0.5], 3: [0.0]}
     assert tally.pairs(Arm.UNHINTED) == {(0, 0): 1.0}
     assert tally.pairs(Arm.HINTED) == {(0, 2): 1.0}
 

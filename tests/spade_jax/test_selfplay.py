@@ -7,7 +7,7 @@ import pytest
 
 from helpers import make_episode, make_trajectory
 from spade_jax import measures, selfplay
-from spade_jax.config import Config, DesignerConfig
+from spade_jax.config import Config, DesignerConfig, RewardConfig
 from spade_jax.curriculum import Curriculum, Pending, PlayTally
 from spade_jax.roles.agent import Play
 from spade_jax.roles.memory import Memory
@@ -40,9 +40,10 @@ def design(index, verdict=ADMITTED, source=True):
     )
 
 
-def stage_with(designs, step=0, delay=0):
-    """A stage for scoring alone: it neither samples nor plays."""
-    config = Config(designer=DesignerConfig(delay_steps=delay))
+def stage_with(designs, step=0, delay=0, **reward):
+    """A stage for scoring alone: it neither samples nor plays. Regrets are paid as measured."""
+    reward = RewardConfig(**({"regret_caution": "none"} | reward))
+    config = Config(designer=DesignerConfig(delay_steps=delay), reward=reward)
     curriculum = Curriculum(Memory(config.memory))
     tallies = {
         d.source.environment_id: PlayTally() for d in designs if d.verdict.admitted and d.source

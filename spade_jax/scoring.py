@@ -1,0 +1,294 @@
+"""From plays to what is trained on: what each environment showed, what its design earns, and the
+groups of both roles with their advantages.
+
+The formulas are in `rewards`; here they are chosen by the settings and given their inputs. When a
+design comes due, and what is remembered of it, is `selfplay`'s.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from spade_jax.config import Config
+from spade_jax.curriculum import Pending, PlayTally
+from spade_jax.reward_config import RewardConfig
+from spade_jax.rewards import learning_potential as trackers
+from spade_jax.rewards import penalty
+from spade_jax.rewards.advantages import group_advantages, has_contrast
+from spade_jax.rewards.anchor import plateau
+from spade_jax.rewards.blend import blend
+from spade_jax.rewards.caution import credited
+from spade_jax.rewards.frontier import frontier
+from spade_jax.rewards.learning_potential import Tracker
+from spade_jax.rewards.micro_learning_potential import micro_learning_potential
+from spade_jax.rewards.regret import Regret, reference_regret, regret
+from spade_jax.rewards.scale import reference_scale
+from spade_jax.rewards.seed_variance import within_share
+from spade_jax.types import Arm, Design, Episode, Group, Role
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What the plays of one environment show; None is not measured."""
+
+    win_rate: float | None  # binary wins over scored unhinted plays
+    mean_return: float | None  # of the same plays
+    within_share: float | None  # share of the wins' variance that lies within instances
+    regret: Regret | None
+    credited_regret: float | None  # what is paid of it
+    anchor: float | None
+    frontier: float | None
+    micro: float | None  # micro learning potential
+    potential: float | None  # learning potential of its skill, before the bonus
+    reward: float | None  # what its design earns unless it is punished
+
+    @property
+    def win_variance(self) -> float | None:
+        """p (1 - p): half-won environments have most of it."""
+        return None if self.win_rate is None else self.win_rate * (1 - self.win_rate)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The designs that came due: groups with contrast, and what was measured on the way."""
+
+    groups: list[Group]
+    rewards: list[float]
+    num_punished: int
+    assessments: list[Assessment]  # of every environment that came due
+    tracker_gaps: list[float]  # of the skills whose trackers moved
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a step trains on and what it measured; designer lists are empty unless a designer group
+    came due.
+    """
+
+    groups: list[Group]
+    role_weights: dict[Role, float]  # of the mean token loss of each role
+    scale: float | None  # what the designer's advantages were multiplied by; None if not scaled
+    agent_groups: int
+    zero_variance_groups: int
+    judged: Judged
+
+    @property
+    def designer_rewards(self) -> list[float]:
+        return self.judged.rewards
+
+    @property
+    def regrets(self) -> list[Regret]:
+        return [found.regret for found in self.judged.assessments if found.regret is not None]
+
+    @property
+    def win_rates(self) -> list[float]:
+        return [found.win_rate for found in self.judged.assessments if found.win_rate is not None]
+
+
+def assess(reward: RewardConfig, tally: PlayTally, tracker: Tracker | None) -> Assessment:
+    """Read one environment's plays; `tracker` is that of its skill."""
+    returns = [play.episode_return for play in tally.scored]
+    mean_return = float(np.mean(returns)) if returns else None
+    share = within_share((play.seed, play.win) for play in tally.scored)
+    found = measure_regret(reward, tally)
+    paid = None if found is None else _credited(reward, found)
+    rate = mean_return if reward.anchor_on == "mean_return" else tally.win_rate
+    anchor = (
+        None if rate is None else plateau(rate, reward.band_low, reward.band_high, reward.band_ramp)
+    )
+    if anchor is not None and reward.anchor_on == "wins_within_seeds":
+        anchor = None if share is None else share * anchor
+    edge = None if rate is None else frontier(rate, reward.frontier_scale)
+    micro = micro_learning_potential(tally.by_step(), reward.micro_method)
+    potential = None if mean_return is None else trackers.learning_potential(mean_return, tracker)
+    unrewarded = Assessment(
+        tally.win_rate, mean_return, share, found, paid, anchor, edge, micro, potential, None
+    )
+    variance = float(np.var(returns)) if returns else None
+    return replace(unrewarded, reward=_reward(reward, unrewarded, variance))
+
+
+def measure_regret(reward: RewardConfig, tally: PlayTally) -> Regret | None:
+    """The regret by the estimator of the settings; None when it was not measured.
+
+    The reference compares with the unhinted plays of the first step in its blend, and with those of
+    all steps where the regret is the whole reward.
+    """
+    hinted, unhinted = tally.pairs(Arm.HINTED), tally.pairs(Arm.UNHINTED)
+    everything = [play.episode_return for play in tally.scored]
+    if reward.regret_estimator == "reference" and reward.kind == "regret":
+        return reference_regret(hinted.values(), everything)
+    return regret(reward.regret_estimator, hinted, unhinted, everything)
+
+
+def _credited(reward: RewardConfig, found: Regret) -> float:
+    return credited(
+        found, reward.regret_caution, prior=reward.regret_prior, errors=reward.regret_errors
+    )
+
+
+def _reward(reward: RewardConfig, found: Assessment, variance: float | None) -> float | None:
+    """What an environment that did not break earns; None when a part was not measured."""
+    match reward.kind:
+        case "blend":
+            return blend(
+                found.anchor,
+                found.credited_regret,
+                found.micro,
+                found.frontier,
+                anchor_weight=reward.anchor_weight,
+                regret_weight=reward.regret_weight,
+                micro_weight=reward.micro_weight,
+                frontier_weight=reward.frontier_weight,
+                regret_scale=reward.regret_scale,
+                micro_scale=reward.micro_scale,
+                clip=reward.regret_clip,
+            )
+        case "regret":
+            return _positive(found.credited_regret)
+        case "micro_learning_potential":
+            return _positive(found.micro)
+        case "solve_rate":
+            return found.anchor
+        case "frontier":
+            return found.frontier
+        case "learning_potential":
+            if found.potential is None or variance is None or not reward.variance_bonus:
+                return found.potential
+            return found.potential + trackers.variance_bonus(variance)
+
+
+def _positive(value: float | None) -> float | None:
+    return None if value is None else max(0.0, value)
+
+
+def agent_groups(reward: RewardConfig, episodes: Sequence[Episode]) -> tuple[list[Group], int]:
+    """Unhinted, scored episodes by instance or by environment; groups without contrast teach
+    nothing and are only counted.
+    """
+    members: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        if _trains(episode):
+            key = episode.environment_id
+            if reward.agent_group == "environment_seed":
+                key = f"{key}/{episode.seed}"
+            members.setdefault(key, []).append(episode)
+    groups, zero_variance = [], 0
+    for key, group in members.items():
+        rewards = np.asarray([episode.episode_return for episode in group], np.float32)
+        if not has_contrast(rewards):
+            zero_variance += 1
+            continue
+        trajectories = tuple(e.trajectory for e in group if e.trajectory is not None)
+        advantages = group_advantages(rewards, reward.agent_norm)
+        groups.append(Group(Role.AGENT, key, trajectories, rewards, advantages))
+    return groups, zero_variance
+
+
+def _trains(episode: Episode) -> bool:
+    return (
+        episode.arm is Arm.UNHINTED and not episode.outcome.void and episode.trajectory is not None
+    )
+
+
+def judge(config: Config, due: Sequence[Pending], moving: dict[str, Tracker]) -> Judged:
+    """Score the designs that came due and group them by (cycle, skill); moves the trackers.
+
+    A refused design, or one that broke in play, earns its penalty; what could not be measured is
+    in no group.
+    """
+    assessments, moved = [], set()
+    members: dict[str, list[tuple[Design, float]]] = {}
+    num_punished = 0
+    for pending in due:
+        before = dict(moving)
+        moved |= _move(config.reward, pending, moving)
+        # a group that waited is compared with its own time, one that did not with the time before
+        base = moving if config.designer.delay_steps else before
+        for item in pending.designs:
+            found = None
+            if item.source is not None and item.verdict.admitted:
+                tally = pending.tallies[item.source.environment_id]
+                found = assess(config.reward, tally, base.get(item.skill))
+                assessments.append(found)
+            punished = _penalty(config.reward, pending, item)
+            num_punished += punished is not None
+            earned = found.reward if punished is None and found is not None else punished
+            if earned is not None:
+                members.setdefault(f"{pending.cycle}/{item.skill}", []).append((item, earned))
+    groups = []
+    for key, scored in members.items():
+        rewards = np.asarray([earned for _, earned in scored], np.float32)
+        if has_contrast(rewards):
+            advantages = group_advantages(rewards, config.reward.designer_norm)
+            trajectories = tuple(design.trajectory for design, _ in scored)
+            groups.append(Group(Role.DESIGNER, key, trajectories, rewards, advantages))
+    rates = {"fast_rate": config.reward.tracker_fast, "slow_rate": config.reward.tracker_slow}
+    return Judged(
+        groups,
+        [earned for scored in members.values() for _, earned in scored],
+        num_punished,
+        assessments,
+        [trackers.gap(moving[skill], **rates) for skill in sorted(moved)],
+    )
+
+
+def _move(reward: RewardConfig, pending: Pending, moving: dict[str, Tracker]) -> set[str]:
+    """Give each skill's trackers the mean return of all its plays; the skills that had any."""
+    returns: dict[str, list[float]] = {}
+    for item in pending.designs:
+        if item.source is not None and item.verdict.admitted:
+            plays = pending.tallies[item.source.environment_id].scored
+            returns.setdefault(item.skill, []).extend(play.episode_return for play in plays)
+    played = {skill: values for skill, values in returns.items() if values}
+    for skill, values in played.items():
+        moving[skill] = trackers.update(
+            moving.get(skill),
+            float(np.mean(values)),
+            fast_rate=reward.tracker_fast,
+            slow_rate=reward.tracker_slow,
+        )
+    return set(played)
+
+
+def _penalty(reward: RewardConfig, pending: Pending, item: Design) -> float | None:
+    """What a design pays for being refused or for breaking in play; None when it pays nothing."""
+    amounts: Mapping[penalty.Kind, float] = {
+        "invalid": reward.invalid_reward,
+        "unsound": reward.unsound_reward,
+        "duplicate": reward.duplicate_reward,
+        "hint": reward.hint_reward,
+        "hang": reward.hang_reward,
+        "fault": reward.fault_reward,
+    }
+    if reward.punish == "none":
+        return None
+    if not item.verdict.admitted or item.source is None:
+        return penalty.of_refusal(item.verdict.gate, amounts) if reward.punish == "all" else None
+    faults = pending.tallies[item.source.environment_id].faults
+    if reward.punish == "hangs":
+        faults = [outcome for outcome in faults if outcome == penalty.HANG]
+    return penalty.of_faults(faults, amounts)
+
+
+def balance(
+    config: Config, agents: list[Group], judged: Judged, episodes: Sequence[Episode]
+) -> tuple[list[Group], dict[Role, float], float | None]:
+    """The groups of both roles with the weight of each role, and the designer's scale if any.
+
+    By `reference` every trajectory of the step weighs the same, those of groups without contrast
+    too, and the designer's advantages are multiplied by the scale.
+    """
+    if config.reward.designer_scale == "role_weight":
+        weights = {Role.AGENT: 1.0, Role.DESIGNER: config.learner.designer_weight}
+        return agents + judged.groups, weights, None
+    num_agent, num_designer = sum(map(_trains, episodes)), len(judged.rewards)
+    scale = reference_scale(num_agent, num_designer, config.run.cycle_steps)
+    designs = [replace(group, advantages=group.advantages * scale) for group in judged.groups]
+    every = max(1, num_agent + num_designer)
+    weights = {
+        role: sum(len(group.trajectories) for group in groups) / every
+        for role, groups in ((Role.AGENT, agents), (Role.DESIGNER, designs))
+    }
+    return agents + designs, weights, scale if num_designer else None
