@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Integer
 
 from models.attention import Attention, attend_cached, attend_packed
 from models.cache import Cache
@@ -98,7 +98,7 @@ def run_packed(
     blocks: nnx.State,
     x: Float[Array, "rows seq embed"],
     segment_ids: Int[Array, "rows seq"],
-    replay: Int[Array, "layers rows seq chosen"] | None = None,
+    replay: Integer[Array, "layers rows seq chosen"] | None = None,
 ) -> tuple[Float[Array, "rows seq embed"], Routing]:
     """Run all blocks over packed rows; return the residual stream and the routing of each layer."""
     scanned = 0 not in blocks
@@ -107,23 +107,21 @@ def run_packed(
         backend = call.execution.attention
         return attend_packed(query, key, value, segment_ids, call.mesh, backend), None
 
-    def layer(
-        x: Array, inputs: tuple[nnx.State, Array | None], name: str = ""
-    ) -> tuple[Array, Routing]:
+    def layer(name: str, x: Array, inputs: tuple[nnx.State, Array | None]) -> tuple[Array, Routing]:
         params, replay = inputs
         return _run(call, params, x, attend, split=True, name=name, replay=replay)[:2]
 
     if (remat := call.execution.remat) != "none":
         # A scan keeps what is computed again apart from the first computation by itself.
         layer = jax.checkpoint(
-            layer, policy=REMAT[remat], prevent_cse=not scanned, static_argnums=() if scanned else 2
+            layer, policy=REMAT[remat], prevent_cse=not scanned, static_argnums=0
         )
     if scanned:
-        return jax.lax.scan(layer, x, (blocks, replay))
+        return jax.lax.scan(functools.partial(layer, ""), x, (blocks, replay))
     routings = []
     for index in range(len(blocks)):
         inputs = blocks[index], None if replay is None else replay[index]
-        x, routing = layer(x, inputs, f"_{index}")
+        x, routing = layer(f"_{index}", x, inputs)
         routings.append(routing)
     return x, _stack(routings)
 
@@ -152,8 +150,12 @@ def run_cached(
     def layer(
         x: Array, params: nnx.State, pair: tuple[Array, Array], slots: Array, name: str = ""
     ) -> tuple[Array, Routing, tuple[Array, Array]]:
+        backend = call.execution.attention
+
         def attend(query: Array, key: Array, value: Array) -> tuple[Array, tuple[Array, Array]]:
-            heads, *written = attend_cached(query, key, value, *pair, slots, positions, call.mesh)
+            heads, *written = attend_cached(
+                query, key, value, *pair, slots, positions, call.mesh, backend
+            )
             return heads, (written[0], written[1])
 
         return _run(call, params, x, attend, split=False, name=name)
