@@ -9,6 +9,8 @@ Under a mesh each device attends with its own heads, and over packed rows to its
 repeated, so that every device holds just the one that its queries read.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -16,12 +18,14 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from models import kernels
-from models.blockwise import attend
+from models.blockwise import attend, attend_rows
 from models.cache import write_cache
 from models.config import TransformerConfig
 from models.execution import AttentionBackend
 from models.layers import RMSNorm, fan_in, normal, rotate, zeros
 from models.sharding import ROW_AXES, split_rows
+
+KERNEL_CHUNK = 128  # tokens from which a prefill chunk is worth a kernel
 
 
 class Attention(nnx.Module):
@@ -113,6 +117,7 @@ def attend_cached(
     slot_ids: Int[Array, " rows"],
     positions: Int[Array, "rows seq"],
     mesh: Mesh | None = None,
+    backend: AttentionBackend = "xla",
 ) -> tuple[
     Float[Array, "rows seq heads head_dim"],
     Float[Array, "slots context cached_heads head_dim"],
@@ -120,18 +125,53 @@ def attend_cached(
 ]:
     """Write `key` and `value` at (slot, position), then attend from each query to its slot's keys
     up to its position; return the caches as well. With a mesh, each device does its own heads.
+
+    Positions of a row follow one another, and -1 is padding behind them. A kernel is taken for
+    chunks of at least KERNEL_CHUNK; what is shorter has too little work for one.
     """
+    chunk = backend == "splash" and query.shape[1] >= KERNEL_CHUNK
 
     def local(query, key, value, keys, values, slot_ids, positions):
         keys = write_cache(keys, key, positions, slot_ids)
         values = write_cache(values, value, positions, slot_ids)
-        first = jnp.zeros_like(positions)
-        return attend(query, keys, values, slot_ids, first, positions), keys, values
+        core = _attend_chunk if chunk else _attend_slots
+        return core(query, keys, values, slot_ids, positions), keys, values
 
     heads, whole = PartitionSpec(None, None, "tensor"), PartitionSpec()
     split = split_rows(mesh, local, (heads,) * 5 + (whole, whole), (heads,) * 3)
     key, value = _spread(mesh, key), _spread(mesh, value)
     return split(query, key, value, keys, values, slot_ids, positions)
+
+
+def _attend_slots(
+    query: Array, keys: Array, values: Array, slot_ids: Array, positions: Array
+) -> Array:
+    """Attend by the core that suits the platform that this is compiled for."""
+
+    def narrow(query: Array, keys: Array, values: Array, slot_ids: Array, positions: Array):
+        return attend(query, keys, values, slot_ids, jnp.zeros_like(positions), positions)
+
+    return jax.lax.platform_dependent(
+        query, keys, values, slot_ids, positions, cpu=narrow, default=attend_rows
+    )
+
+
+def _attend_chunk(
+    query: Array, keys: Array, values: Array, slot_ids: Array, positions: Array, **options: Any
+) -> Array:
+    """Attend by a kernel whose queries are those of the last keys.
+
+    Each slot is turned until the key of the chunk's last place is at its end:
+
+        chunk at 2..3 of 6    keys 0 1 2 3 x x    turned  x x 0 1 2 3     x is not live
+    """
+    context, seq = keys.shape[1], positions.shape[1]
+    place = jnp.arange(context, dtype=positions.dtype)[None] + positions[:, :1] + (seq - context)
+    turned = slot_ids[:, None], place % context
+    output = kernels.attention_last("splash")(
+        query, keys[turned], values[turned], place >= 0, **options
+    )
+    return jnp.where((positions >= 0)[:, :, None, None], output, jnp.zeros((), output.dtype))
 
 
 def _spread(mesh: Mesh | None, x: Array) -> Array:

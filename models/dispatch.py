@@ -100,7 +100,7 @@ def _collect_forward(rows: Array, token: Array, slot: Array):
     return collect(rows, token, slot), (jnp.zeros((), rows.dtype), token, slot)
 
 
-def _collect_backward(residuals: tuple[Array, Array, Array], grad: Array):
+def _collect_backward(residuals: tuple[Any, Array, Array], grad: Array):
     like, token, slot = residuals
     return take(grad.astype(like.dtype), token, slot), None, None
 
@@ -181,7 +181,7 @@ def apply_experts(
 
 
 def buffer_rows(copies: int, shards: int, worst: int) -> int:
-    """Rows of a buffer for `copies` over `shards` devices: SLACK times the even load, or `worst`."""
+    """Rows of a buffer for `copies` over `shards` devices: SLACK times the even load."""
     even = -(-int(SLACK * copies) // (128 * shards)) * 128  # whole tiles
     return min(max(even, MIN_ROWS), worst)
 

@@ -8,12 +8,13 @@ width is split over `tensor`, and what `fsdp` splits is gathered for use. The ro
 
 import functools
 import logging
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Integer
 
 from models.config import TransformerConfig
 from models.dispatch import Experts, Result, apply_experts, gated, send_to_experts
@@ -83,7 +84,7 @@ class MoE(nnx.Module):
         split: bool = True,
         backend: str = "blocks",
         transport: Transport = "auto",
-        replay: Int[Array, "rows seq chosen"] | None = None,
+        replay: Integer[Array, "rows seq chosen"] | None = None,
     ) -> tuple[Float[Array, "rows seq embed"], Routing]:
         """Return the output, zeros for tokens not live, and what the router did.
 
@@ -119,7 +120,8 @@ class MoE(nnx.Module):
             PartitionSpec("expert", "tensor", "fsdp"),
             None if replay is None else by_row,
         )
-        outputs = (by_row, Routing(by_row, whole, whole, whole, whole, whole))
+        specs: Any = (by_row, whole, whole, whole, whole, whole)
+        outputs = (by_row, Routing(*specs))
         router = None if self.router is None else self.router[...]
         gate_up, down = (weight[...].astype(x.dtype) for weight in (self.gate_up, self.down))
         return split_rows(mesh, layer, inputs, outputs)(x, live, router, gate_up, down, replay)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Integer
 
 
 class Routing(NamedTuple):
@@ -43,7 +43,7 @@ def route(
     experts_per_token: int,
     *,
     normalize: bool,
-    replay: Int[Array, "rows seq chosen"] | None = None,
+    replay: Integer[Array, "rows seq chosen"] | None = None,
 ) -> Routes:
     """Choose the experts of each token, or take those of `replay`, and weigh them.
 
@@ -56,18 +56,21 @@ def route(
         router.astype(jnp.float32),
         precision=jax.lax.Precision.HIGHEST,
     )
-    log_total = jax.nn.logsumexp(scores, axis=-1)
-    probs = jnp.exp(scores - log_total[:, :, None])
     if replay is None:
         _, chosen = jax.lax.top_k(jax.lax.stop_gradient(scores), experts_per_token)
     else:
         chosen = replay.astype(jnp.int32)
     chosen = jnp.where(live[:, :, None], chosen, jnp.zeros_like(chosen))
     # Picked by comparison: the gradient of a gather would be a scatter.
-    picked = chosen[:, :, :, None] == jnp.arange(router.shape[1], dtype=chosen.dtype)
-    weights = jnp.sum(jnp.where(picked, probs[:, :, None, :], 0.0), axis=-1)
+    experts = jnp.arange(router.shape[1], dtype=chosen.dtype)
+    picked = chosen[:, :, :, None] == experts[None, None, None, :]
+    picked_scores = jnp.sum(jnp.where(picked, scores[:, :, None, :], 0.0), axis=-1)
+    log_total = jax.nn.logsumexp(scores, axis=-1)
     if normalize and experts_per_token > 1:
-        weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+        weights = jax.nn.softmax(picked_scores, axis=-1)  # their probabilities over their sum
+    else:
+        weights = jnp.exp(picked_scores - log_total[:, :, None])
+    probs = jnp.exp(scores - log_total[:, :, None])
     counted = picked & live[:, :, None, None]
     row_load = jnp.sum(counted, axis=(1, 2), dtype=jnp.float32)
     return Routes(

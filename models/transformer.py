@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Integer, PRNGKeyArray
 
 from models import embedding, layout
 from models.blocks import Block, Call, run_cached, run_packed
@@ -50,7 +50,7 @@ class Forward(NamedTuple):
     routing: Routing  # what the routers did, over a leading axis of layers
 
     @property
-    def expert_load(self) -> Float[Array, "layers experts"]:
+    def expert_load(self) -> Any:  # [layers, experts]; NumPy once fetched to the host
         """Live tokens that each expert received."""
         return self.routing.load
 
@@ -123,7 +123,7 @@ def forward(
     slot_ids: Int[Array, " rows"] | None = None,
     mesh: Mesh | None = None,
     execution: Execution = PLAIN,
-    replay: Int[Array, "layers rows seq chosen"] | None = None,
+    replay: Integer[Array, "layers rows seq chosen"] | None = None,
 ) -> Forward:
     """Run the transformer over packed rows, or through a cache when one is given.
 

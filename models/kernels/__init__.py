@@ -53,6 +53,15 @@ def attention(name: str) -> Callable:
     return _load(name, ATTENTION, "attention").attend
 
 
+def attention_last(name: str) -> Callable:
+    """Return the function of the one back-end, splash, that serves a chunk behind cached keys.
+
+    (query [rows, seq, heads, dim], key and value [rows, keys, kv_heads, dim], live [rows, keys]) ->
+    [rows, seq, heads, dim]: causal, the queries being those of the last keys; without a derivative.
+    """
+    return _load(name, ("splash",), "attention behind cached keys").attend_last
+
+
 def _load(name: str, names: tuple[str, ...], what: str) -> Any:
     if name not in names:
         raise ModelError(f"{name!r} is not a kernel for {what}; use one of {', '.join(names)}")

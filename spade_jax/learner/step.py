@@ -362,17 +362,17 @@ def _metrics(sums: Sums, batch: Batch, objective: Objective) -> dict[str, float]
 
 
 def _routing_metrics(sums: Sums, tokens: int) -> dict[str, float]:
-    """How the routers spread the tokens over the experts; `expert_load` holds it expert by expert."""
+    """How routers spread the tokens over experts; `Sums.expert_load` has it expert by expert."""
     load = sums.expert_load / sums.expert_load.sum(-1, keepdims=True)
     metrics = {"moe/expert_load_max_frac": float(load.max())}
     if (experts := load.shape[-1]) == 1:
         return metrics
     imbalance = load.max(-1) * experts
-    entropy = -(load * np.log(np.maximum(load, 1e-30))).sum(-1) / math.log(experts)
+    evenness = -(load * np.log(np.maximum(load, 1e-30))).sum(-1) / math.log(experts)
     return metrics | {
         "moe/load_imbalance_max": float(imbalance.max()),
         "moe/load_imbalance_mean": float(imbalance.mean()),
-        "moe/load_entropy_min": float(entropy.min()),
+        "moe/load_evenness_min": float(evenness.min()),
         "moe/dropped_count": float(sums.dropped.sum()),
         "moe/balance_loss": float(sums.balance.mean()) / tokens,
         "moe/router_z_loss": float(sums.router_z.mean()) / tokens,

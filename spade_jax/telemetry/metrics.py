@@ -83,7 +83,7 @@ DECLARED: dict[str, str] = {
     "moe/expert_load_max_frac": "share of the routed tokens that the busiest expert took",
     "moe/load_imbalance_max": "load of the busiest expert over the mean load, in the worst layer",
     "moe/load_imbalance_mean": "load of the busiest expert over the mean load, mean over layers",
-    "moe/load_entropy_min": "entropy of the load over log(experts), in the worst layer; 1 is even",
+    "moe/load_evenness_min": "entropy of the load over log(experts), in the worst layer; 1 is even",
     "moe/dropped_count": "expert choices that no expert computed: a bug if not 0",
     "moe/balance_loss": "balance loss before its weight, mean over layers; 1 is even",
     "moe/router_z_loss": "router z-loss before its weight, mean over layers",
