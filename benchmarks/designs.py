@@ -16,6 +16,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from models import backends
 from models.sharding import build_mesh
 from models.tokenizer import FILE_NAME, Tokenizer
 from models.weights import load_weights
@@ -158,10 +159,12 @@ def main() -> None:
     results = []
     with asyncio.Runner() as runner:
         mesh = build_mesh(**dataclasses.asdict(config.mesh))
+        execution = backends.resolve(config.execution, config.model, mesh.devices.flat[0])
         tokenizer = Tokenizer.load(Path(config.run.init_from) / FILE_NAME)
-        stage = make_stage(config, runner, mesh, tokenizer)
+        stage = make_stage(config, runner, mesh, execution, tokenizer)
         stage.engine.compile()
-        stage.engine.load(load_weights(config.run.init_from, config.model, mesh), 0)
+        params = load_weights(config.run.init_from, config.model, mesh, execution)
+        stage.engine.load(params, 0)
         try:
             for temperature in arguments.temperatures:
                 values = measure(stage, config, arguments.designs, temperature)

@@ -1,18 +1,15 @@
 """Grouped-query attention, over packed rows (training) and over a key-value cache (sampling).
 
-A query attends to one contiguous range of keys, `first..last`; a range with last < first is padding
-and gives zeros.
-
     packed row   ids   1 1 1 2 2 0       query 4 (id 2) sees keys 3..4, query 5 (padding) sees none
     cache slot   keys  0 1 2 x x x       the query at position 2 sees keys 0..2, never what an
                                          earlier sequence left at x
 
-One core serves both. It visits only the blocks of keys that some query of its block can see, with
-an online softmax, and recomputes the weights in the backward pass: time follows the live ranges,
-memory is one block. Accelerator kernels are not here.
+Under a mesh each device attends with its own heads, and over packed rows to its own rows. Where
+`tensor` has more devices than there are key-value heads, each head is computed by all of them and
+repeated, so that every device holds just the one that its queries read.
 """
 
-from typing import NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,30 +17,15 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from models import kernels
+from models.blockwise import attend, attend_rows
+from models.cache import write_cache
 from models.config import TransformerConfig
+from models.execution import AttentionBackend
 from models.layers import RMSNorm, fan_in, normal, rotate, zeros
 from models.sharding import ROW_AXES, split_rows
 
-QUERY_BLOCK = 128
-KEY_BLOCK = 128
-MASKED = -1e30  # finite, so that a row of masked scores makes no NaN
-
-
-class Cache(NamedTuple):
-    """Keys (rotated) and values of every layer; one row per slot, indexed by absolute position."""
-
-    keys: tuple[Float[Array, "slots context kv_heads head_dim"], ...]
-    values: tuple[Float[Array, "slots context kv_heads head_dim"], ...]
-
-
-def init_cache(config: TransformerConfig, num_slots: int, context: int) -> Cache:
-    """Make an empty cache."""
-    shape = (num_slots, context, config.num_kv_heads, config.head_dim)
-    layers = range(config.num_layers)
-    return Cache(
-        tuple(jnp.zeros(shape, jnp.float32) for _ in layers),
-        tuple(jnp.zeros(shape, jnp.float32) for _ in layers),
-    )
+KERNEL_CHUNK = 128  # tokens from which a prefill chunk is worth a kernel
 
 
 class Attention(nnx.Module):
@@ -112,197 +94,87 @@ def attend_packed(
     value: Float[Array, "rows seq kv_heads head_dim"],
     segment_ids: Int[Array, "rows seq"],
     mesh: Mesh | None = None,
+    backend: AttentionBackend = "xla",
 ) -> Float[Array, "rows seq heads head_dim"]:
     """Attend causally within segments; with a mesh, each device does its own rows and heads."""
 
-    def local(query: Array, key: Array, value: Array, segment_ids: Array) -> Array:
+    def blockwise(query: Array, key: Array, value: Array, segment_ids: Array) -> Array:
         rows = jnp.arange(query.shape[0], dtype=jnp.int32)
         return attend(query, key, value, rows, *packed_ranges(segment_ids))
 
+    local = blockwise if backend == "xla" else kernels.attention(backend)
     heads = PartitionSpec(ROW_AXES, None, "tensor")
     split = split_rows(mesh, local, (heads, heads, heads, PartitionSpec(ROW_AXES)), heads)
-    return split(query, key, value, segment_ids)
+    return split(query, _spread(mesh, key), _spread(mesh, value), segment_ids)
 
 
-def write_cache(
-    cached: Float[Array, "slots context kv_heads head_dim"],
-    new: Float[Array, "rows seq kv_heads head_dim"],
-    positions: Int[Array, "rows seq"],
-    slot_ids: Int[Array, " rows"],
-) -> Float[Array, "slots context kv_heads head_dim"]:
-    """Write at (slot, position) in place; positions -1 or past the context are dropped."""
-    # A negative index would wrap to the end; one past the end is dropped.
-    columns = jnp.where(positions < 0, cached.shape[1], positions)
-    return cached.at[slot_ids[:, None], columns].set(new, mode="drop")
-
-
-def attend(
+def attend_cached(
     query: Float[Array, "rows seq heads head_dim"],
-    key: Float[Array, "slots context kv_heads head_dim"],
-    value: Float[Array, "slots context kv_heads head_dim"],
+    key: Float[Array, "rows seq kv_heads head_dim"],
+    value: Float[Array, "rows seq kv_heads head_dim"],
+    keys: Float[Array, "slots context cached_heads head_dim"],
+    values: Float[Array, "slots context cached_heads head_dim"],
     slot_ids: Int[Array, " rows"],
-    first: Int[Array, "rows seq"],
-    last: Int[Array, "rows seq"],
-) -> Float[Array, "rows seq heads head_dim"]:
-    """Attend from each query to keys first..last of its row's slot.
+    positions: Int[Array, "rows seq"],
+    mesh: Mesh | None = None,
+    backend: AttentionBackend = "xla",
+) -> tuple[
+    Float[Array, "rows seq heads head_dim"],
+    Float[Array, "slots context cached_heads head_dim"],
+    Float[Array, "slots context cached_heads head_dim"],
+]:
+    """Write `key` and `value` at (slot, position), then attend from each query to its slot's keys
+    up to its position; return the caches as well. With a mesh, each device does its own heads.
 
-    Query head h reads key-value head h // (heads / kv_heads); scores are scaled by head_dim^-0.5.
+    Positions of a row follow one another, and -1 is padding behind them. A kernel is taken for
+    chunks of at least KERNEL_CHUNK; what is shorter has too little work for one.
     """
-    seq = query.shape[1]
-    padding = -seq % min(QUERY_BLOCK, seq)
-    if padding:
-        query = jnp.pad(query, ((0, 0), (0, padding), (0, 0), (0, 0)))
-        first = jnp.pad(first, ((0, 0), (0, padding)))
-        last = jnp.pad(last, ((0, 0), (0, padding)), constant_values=-1)
-    return _attend(query, key, value, slot_ids, first, last)[:, :seq]
+    chunk = backend == "splash" and query.shape[1] >= KERNEL_CHUNK
+
+    def local(query, key, value, keys, values, slot_ids, positions):
+        keys = write_cache(keys, key, positions, slot_ids)
+        values = write_cache(values, value, positions, slot_ids)
+        core = _attend_chunk if chunk else _attend_slots
+        return core(query, keys, values, slot_ids, positions), keys, values
+
+    heads, whole = PartitionSpec(None, None, "tensor"), PartitionSpec()
+    split = split_rows(mesh, local, (heads,) * 5 + (whole, whole), (heads,) * 3)
+    key, value = _spread(mesh, key), _spread(mesh, value)
+    return split(query, key, value, keys, values, slot_ids, positions)
 
 
-class _Grid:
-    """The blocks of one attention: `blocks` of queries a row, each with its range of key blocks."""
-
-    def __init__(self, query: Array, key: Array, slot_ids: Array, first: Array, last: Array):
-        self.rows, seq, heads, self.dim = query.shape
-        self.context, self.kv_heads = key.shape[1:3]
-        self.group = heads // self.kv_heads
-        self.queries, self.keys = min(QUERY_BLOCK, seq), min(KEY_BLOCK, self.context)
-        self.blocks = seq // self.queries
-        self.slot_ids, self.first, self.last = slot_ids, first, last
-
-    def place(self, index: Array) -> tuple[Array, Array]:
-        """Return the row and the first query of a query block."""
-        return index // self.blocks, index % self.blocks * self.queries
-
-    def load_queries(self, x: Array, row: Array, start: Array) -> Array:
-        """Return one block as [kv_heads, group * queries, head_dim]."""
-        shape = (1, self.queries, self.kv_heads * self.group, self.dim)
-        block = jax.lax.dynamic_slice(x, (row, start, 0, 0), shape)
-        block = block.reshape(self.queries, self.kv_heads, self.group, self.dim)
-        return block.transpose(1, 2, 0, 3).reshape(self.kv_heads, -1, self.dim)
-
-    def store_queries(self, x: Array, block: Array, row: Array, start: Array) -> Array:
-        """Write one block of `load_queries` back in its place."""
-        block = block.reshape(self.kv_heads, self.group, self.queries, self.dim)
-        block = block.transpose(2, 0, 1, 3).reshape(1, self.queries, -1, self.dim)
-        return jax.lax.dynamic_update_slice(x, block, (row, start, 0, 0))
-
-    def load_keys(self, x: Array, row: Array, block: Array) -> Array:
-        """Return one block as [keys, kv_heads, head_dim]; the last one ends with the context."""
-        shape = (1, self.keys, self.kv_heads, self.dim)
-        return jax.lax.dynamic_slice(x, (self.slot_ids[row], self._start(block), 0, 0), shape)[0]
-
-    def add_keys(self, x: Array, update: Array, row: Array, block: Array) -> Array:
-        """Add to one block of `load_keys` in place."""
-        update = update + self.load_keys(x, row, block)
-        return jax.lax.dynamic_update_slice(
-            x, update[None], (self.slot_ids[row], self._start(block), 0, 0)
-        )
-
-    def _start(self, block: Array) -> Array:
-        return jnp.minimum(block * self.keys, self.context - self.keys)
-
-    def ranges(self, row: Array, start: Array) -> tuple[Array, Array]:
-        """Return first and last key of every query of a block."""
-        size = (1, self.queries)
-        first = jax.lax.dynamic_slice(self.first, (row, start), size)[0]
-        return first, jax.lax.dynamic_slice(self.last, (row, start), size)[0]
-
-    def key_blocks(self, first: Array, last: Array) -> tuple[Array, Array]:
-        """Return the range of key blocks that holds the keys of all live queries."""
-        live = first <= last
-        begin = jnp.min(jnp.where(live, first, self.context)) // self.keys
-        end = (jnp.max(jnp.where(live, last, -1)) + self.keys) // self.keys
-        return begin, end
-
-    def mask(self, first: Array, last: Array, block: Array) -> Array:
-        """Return [1, group * queries, keys]: what each query sees; no key is in two blocks."""
-        index = (self._start(block) + jnp.arange(self.keys))[None, :]
-        seen = (index >= first[:, None]) & (index <= last[:, None]) & (index >= block * self.keys)
-        return jnp.tile(seen, (self.group, 1))[None]
-
-
-@jax.custom_vjp
-def _attend(
-    query: Array, key: Array, value: Array, slot_ids: Array, first: Array, last: Array
+def _attend_slots(
+    query: Array, keys: Array, values: Array, slot_ids: Array, positions: Array
 ) -> Array:
-    return _attend_forward(query, key, value, slot_ids, first, last)[0]
+    """Attend by the core that suits the platform that this is compiled for."""
+
+    def narrow(query: Array, keys: Array, values: Array, slot_ids: Array, positions: Array):
+        return attend(query, keys, values, slot_ids, jnp.zeros_like(positions), positions)
+
+    return jax.lax.platform_dependent(
+        query, keys, values, slot_ids, positions, cpu=narrow, default=attend_rows
+    )
 
 
-def _attend_forward(
-    query: Array, key: Array, value: Array, slot_ids: Array, first: Array, last: Array
-):
-    """Return the output, and for the backward pass the log-sum-exp of the scores as well."""
-    grid = _Grid(query, key, slot_ids, first, last)
-    width = grid.group * grid.queries
+def _attend_chunk(
+    query: Array, keys: Array, values: Array, slot_ids: Array, positions: Array, **options: Any
+) -> Array:
+    """Attend by a kernel whose queries are those of the last keys.
 
-    def query_block(index: Array, results: tuple[Array, Array]) -> tuple[Array, Array]:
-        row, start = grid.place(index)
-        tile = grid.load_queries(query, row, start) * grid.dim**-0.5
-        low, high = grid.ranges(row, start)
+    Each slot is turned until the key of the chunk's last place is at its end:
 
-        def key_block(block: Array, state: tuple[Array, Array, Array]):
-            peak, total, sums = state
-            scores = jnp.einsum("kqd,ckd->kqc", tile, grid.load_keys(key, row, block))
-            mask = grid.mask(low, high, block)
-            new_peak = jnp.maximum(peak, jnp.max(jnp.where(mask, scores, MASKED), axis=-1))
-            weights = jnp.where(mask, jnp.exp(scores - new_peak[:, :, None]), 0.0)
-            shrink = jnp.exp(peak - new_peak)
-            new = jnp.einsum("kqc,ckd->kqd", weights, grid.load_keys(value, row, block))
-            total = total * shrink + jnp.sum(weights, axis=-1)
-            return new_peak, total, sums * shrink[:, :, None] + new
-
-        zeros = jnp.zeros((grid.kv_heads, width), query.dtype)
-        state = (zeros + MASKED, zeros, jnp.zeros_like(tile))
-        begin, end = grid.key_blocks(low, high)
-        peak, total, sums = jax.lax.fori_loop(begin, end, key_block, state)
-        total = jnp.where(total > 0, total, 1.0)  # a query that sees nothing gives zeros
-        output = grid.store_queries(results[0], sums / total[:, :, None], row, start)
-        log_sum = peak + jnp.log(total)
-        return output, jax.lax.dynamic_update_index_in_dim(results[1], log_sum, index, 0)
-
-    num_blocks = grid.rows * grid.blocks
-    log_sums = jnp.zeros((num_blocks, grid.kv_heads, width), query.dtype)
-    results = (jnp.zeros_like(query), log_sums)
-    output, log_sums = jax.lax.fori_loop(0, num_blocks, query_block, results)
-    return output, (query, key, value, slot_ids, first, last, output, log_sums)
+        chunk at 2..3 of 6    keys 0 1 2 3 x x    turned  x x 0 1 2 3     x is not live
+    """
+    context, seq = keys.shape[1], positions.shape[1]
+    place = jnp.arange(context, dtype=positions.dtype)[None] + positions[:, :1] + (seq - context)
+    turned = slot_ids[:, None], place % context
+    output = kernels.attention_last("splash")(
+        query, keys[turned], values[turned], place >= 0, **options
+    )
+    return jnp.where((positions >= 0)[:, :, None, None], output, jnp.zeros((), output.dtype))
 
 
-def _attend_backward(residuals: tuple[Array, ...], grad: Array):
-    """Recompute the weights from the log-sum-exp; return gradients of query, key and value."""
-    query, key, value, slot_ids, first, last, output, log_sums = residuals
-    grid = _Grid(query, key, slot_ids, first, last)
-    scale = grid.dim**-0.5
-
-    def query_block(index: Array, grads: tuple[Array, Array, Array]):
-        row, start = grid.place(index)
-        tile = grid.load_queries(query, row, start) * scale
-        grad_tile = grid.load_queries(grad, row, start)
-        shift = jnp.sum(grad_tile * grid.load_queries(output, row, start), axis=-1)
-        log_sum = log_sums[index]
-        low, high = grid.ranges(row, start)
-
-        def key_block(block: Array, state: tuple[Array, Array, Array]):
-            grad_query, grad_key, grad_value = state
-            keys, values = grid.load_keys(key, row, block), grid.load_keys(value, row, block)
-            scores = jnp.einsum("kqd,ckd->kqc", tile, keys)
-            weights = jnp.where(
-                grid.mask(low, high, block), jnp.exp(scores - log_sum[:, :, None]), 0.0
-            )
-            grad_weights = jnp.einsum("kqd,ckd->kqc", grad_tile, values)
-            grad_scores = weights * (grad_weights - shift[:, :, None])
-            grad_query = grad_query + jnp.einsum("kqc,ckd->kqd", grad_scores, keys) * scale
-            new_key = jnp.einsum("kqc,kqd->ckd", grad_scores, tile)
-            new_value = jnp.einsum("kqc,kqd->ckd", weights, grad_tile)
-            grad_key = grid.add_keys(grad_key, new_key, row, block)
-            return grad_query, grad_key, grid.add_keys(grad_value, new_value, row, block)
-
-        begin, end = grid.key_blocks(low, high)
-        state = (jnp.zeros_like(tile), grads[1], grads[2])
-        grad_query, grad_key, grad_value = jax.lax.fori_loop(begin, end, key_block, state)
-        return grid.store_queries(grads[0], grad_query, row, start), grad_key, grad_value
-
-    grads = (jnp.zeros_like(query), jnp.zeros_like(key), jnp.zeros_like(value))
-    grads = jax.lax.fori_loop(0, grid.rows * grid.blocks, query_block, grads)
-    return *grads, None, None, None
-
-
-_attend.defvjp(_attend_forward, _attend_backward)
+def _spread(mesh: Mesh | None, x: Array) -> Array:
+    """Repeat key-value heads until there is one for each device along `tensor`."""
+    copies = 1 if mesh is None else mesh.shape["tensor"] // x.shape[2]
+    return x if copies <= 1 else jnp.repeat(x, copies, axis=2)

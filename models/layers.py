@@ -4,20 +4,26 @@ positions.
 A parameter is described once, where its module makes it: shape, logical axis names and standard
 deviation. The axis names travel as metadata on the `nnx.Param` and `models.sharding` maps them to a
 mesh. They are deliberately not flax's own sharding metadata, which places arrays eagerly and so
-needs a mesh in context. All parameters and activations are float32.
+needs a mesh in context. Parameters are drawn in float32; `cast_params` rounds those that enter
+products to the dtype of the activations; the small parts here compute in float32 whatever it is.
 """
 
 import math
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from models.config import RopeScaling
 
 Axes = tuple[str | None, ...]
+Tree = TypeVar("Tree")  # any pytree of nnx.Param
+
+FLOAT32_AXES = {"norm", "router"}  # logical axes of parameters that are used in float32
 
 
 def normal(rngs: nnx.Rngs, shape: tuple[int, ...], axes: Axes, std: float) -> nnx.Param:
@@ -31,22 +37,41 @@ def zeros(shape: tuple[int, ...], axes: Axes) -> nnx.Param:
     return nnx.Param(jnp.zeros(shape, jnp.float32), axes=axes)
 
 
+def cast_params(params: Tree, dtype: DTypeLike) -> Tree:
+    """Round the parameters that products take to `dtype`; norms and routers stay as they are."""
+
+    def cast(param: nnx.Variable) -> nnx.Variable:
+        if FLOAT32_AXES & set(param.get_metadata("axes")):
+            return param
+        return param.replace(param.get_value().astype(dtype))
+
+    return jax.tree.map(cast, params, is_leaf=lambda node: isinstance(node, nnx.Variable))
+
+
 def fan_in(size: int) -> float:
     """Standard deviation that keeps the scale of a sum over `size` inputs."""
     return 1.0 / math.sqrt(size)
 
 
 class RMSNorm(nnx.Module):
-    """Scale the last axis to unit root mean square, then by a learned weight."""
+    """`rms_norm` with its weight."""
 
     def __init__(self, size: int, eps: float) -> None:
         self.scale = nnx.Param(jnp.ones((size,), jnp.float32), axes=("norm",))
         self.eps = eps
 
     def __call__(self, x: Float[Array, "*batch size"]) -> Float[Array, "*batch size"]:
-        mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-        scale = jnp.expand_dims(self.scale[...], tuple(range(x.ndim - 1)))
-        return x * jax.lax.rsqrt(mean_square + self.eps) * scale
+        return rms_norm(x, self.scale[...], self.eps)
+
+
+def rms_norm(
+    x: Float[Array, "*batch size"], scale: Float[Array, " size"], eps: float
+) -> Float[Array, "*batch size"]:
+    """Scale the last axis to unit root mean square, then by a learned weight, in float32."""
+    wide = x.astype(jnp.float32)
+    mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    scale = jnp.expand_dims(scale.astype(jnp.float32), tuple(range(x.ndim - 1)))
+    return (wide * jax.lax.rsqrt(mean_square + eps) * scale).astype(x.dtype)
 
 
 def rotary_frequencies(
@@ -91,5 +116,6 @@ def rotate(
     sin: Float[Array, "rows seq 1 half"],
 ) -> Float[Array, "rows seq heads head_dim"]:
     """Rotate pairs (i, i + head_dim / 2): the half-split order of Hugging Face Llama and Qwen."""
-    first, second = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate(turned, axis=-1).astype(x.dtype)

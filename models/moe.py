@@ -100,7 +100,8 @@ def _outer(x: Array, grad: Array, group_sizes: Array) -> Array:
         def step(index: Array, total: Array) -> Array:
             row = start + index * block
             own = (row + jnp.arange(block) < end)[:, None]
-            tile = jnp.where(own, jax.lax.dynamic_slice_in_dim(x, row, block), 0.0)
+            tile = jax.lax.dynamic_slice_in_dim(x, row, block)
+            tile = jnp.where(own, tile, jnp.zeros((), x.dtype))
             grad_tile = jax.lax.dynamic_slice_in_dim(grad, row, block)
             return total + jax.lax.dot_general(tile, grad_tile, (((0,), (0,)), ((), ())))
 
@@ -144,8 +145,8 @@ def route(
     With `normalize`, several weights are made to sum to one; a single one stays the router's
     probability, without which the router would have no gradient.
     """
-    scores = jnp.dot(x, router, precision=jax.lax.Precision.HIGHEST)
-    probs = jax.nn.softmax(scores.astype(jnp.float32), axis=-1)
+    x, router = x.astype(jnp.float32), router.astype(jnp.float32)
+    probs = jax.nn.softmax(jnp.dot(x, router, precision=jax.lax.Precision.HIGHEST), axis=-1)
     _, chosen = jax.lax.top_k(jax.lax.stop_gradient(probs), experts_per_token)
     # Picked by comparison: the gradient of a gather would be a scatter.
     picked = chosen[:, :, None] == jnp.arange(router.shape[1])[None, None, :]
@@ -213,7 +214,8 @@ class MoE(nnx.Module):
 def _dense(x: Array, live: Array, gate_up: Array, down: Array) -> tuple[Array, Array]:
     """Apply the only expert to every token."""
     hidden = _swiglu(x @ gate_up[0].reshape(x.shape[1], -1))
-    return jnp.where(live[:, None], hidden @ down[0], 0.0), jnp.sum(live, dtype=jnp.float32)[None]
+    zero = jnp.zeros((), x.dtype)
+    return jnp.where(live[:, None], hidden @ down[0], zero), jnp.sum(live, dtype=jnp.float32)[None]
 
 
 def _routed(
@@ -244,7 +246,7 @@ def _routed(
         output = grouped_matmul(_swiglu(hidden), down, group_sizes)
     with jax.named_scope("moe_combine"):
         output = permute_rows(output, inverse, order).reshape(num_tokens, -1, embed)
-        output = jnp.sum(output * weights[:, :, None], axis=1)
+        output = jnp.sum(output.astype(jnp.float32) * weights[:, :, None], axis=1).astype(x.dtype)
     return output, group_sizes.astype(jnp.float32)
 
 

@@ -4,77 +4,112 @@ Whether the parameters fit is checked first. Room for activations and optimiser 
 caller's to plan.
 """
 
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from models import stored, tensors
+from models import layout, stored, tensors
 from models.config import TransformerConfig
 from models.errors import ModelError
+from models.execution import PLAIN, Execution
 from models.sharding import param_shardings
 from models.transformer import Params, abstract_params
 
 
-def named_leaves(params: Params) -> Iterator[tuple[str, jax.Array]]:
-    """Yield each parameter with its dotted name, such as `blocks.0.moe.down`."""
-    for path, leaf in nnx.to_flat_state(params):
-        yield ".".join(str(part) for part in path), leaf.get_value()
+def load_stored(
+    folder: Path,
+    config: TransformerConfig,
+    mesh: Mesh | None = None,
+    execution: Execution = PLAIN,
+) -> Params:
+    """Read converted weights a group at a time, into the layout and dtype of `execution`.
 
-
-def load_stored(folder: Path, config: TransformerConfig, mesh: Mesh | None) -> Params:
-    """Read converted weights a group at a time, each straight onto its devices."""
+    Scanned layers are written into their stack one by one, so that beside the parameters there is
+    never more than one layer.
+    """
     stored.check_files(folder)
-    params = abstract_params(config)
-    names = [name for name, _ in named_leaves(params)]
-    if mesh is None:
-        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        shardings = dict.fromkeys(names, device)
-    else:
-        leaves = jax.tree.leaves(param_shardings(config, mesh))
-        shardings = dict(zip(names, leaves, strict=True))
+    params = abstract_params(config, execution)
+    stacked = layout.is_stacked(params)
+    names = [".".join(map(str, path)) for path, _ in nnx.to_flat_state(params)]
+    leaves = jax.tree.leaves(params)
+    places: list[Sharding] = [SingleDeviceSharding(jax.local_devices()[0])] * len(leaves)
+    if mesh is not None:
+        places = jax.tree.leaves(param_shardings(config, mesh, execution))
+    wanted = dict(zip(names, zip(leaves, places, strict=True), strict=True))
     arrays: dict[str, jax.Array] = {}
     for group in tensors.group_names(config):
         stored.check_group(folder, config, group)
-        prefix = "" if group == tensors.OUTER else f"{group}."
-        targets = {
-            tensor.name: jax.ShapeDtypeStruct(
-                tensor.shape, jnp.float32, sharding=shardings[prefix + tensor.name]
-            )
-            for tensor in tensors.group(config, group)
-        }
-        found = stored.read_group(folder, group, targets)
-        arrays |= {prefix + name: array for name, array in found.items()}
+        in_stack = stacked and group != tensors.OUTER
+        prefix = "blocks." if in_stack else "" if group == tensors.OUTER else f"{group}."
+        targets = {}
+        for tensor in tensors.group(config, group):
+            leaf, place = wanted[prefix + tensor.name]
+            place = _layer_place(place) if in_stack else place
+            targets[tensor.name] = jax.ShapeDtypeStruct(tensor.shape, leaf.dtype, sharding=place)
+        for name, array in stored.read_group(folder, group, targets).items():
+            if in_stack:
+                leaf, place = wanted[prefix + name]
+                if prefix + name not in arrays:
+                    arrays[prefix + name] = _zeros(leaf.shape, leaf.dtype, place)()
+                index = int(group.removeprefix("blocks."))
+                array = _writer(place)(arrays[prefix + name], array, index)
+            arrays[prefix + name] = array
     return jax.tree.unflatten(jax.tree.structure(params), [arrays[name] for name in names])
 
 
-def check_room(config: TransformerConfig, mesh: Mesh | None = None) -> None:
+def _layer_place(place: Sharding) -> Sharding:
+    """Return the sharding of one layer of a stack, whose layers are never split."""
+    if not isinstance(place, NamedSharding):
+        return place
+    return NamedSharding(place.mesh, PartitionSpec(*place.spec[1:]))
+
+
+@functools.lru_cache(maxsize=64)
+def _zeros(shape: tuple[int, ...], dtype: Any, place: Sharding) -> Callable[[], jax.Array]:
+    return jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=place)
+
+
+@functools.lru_cache(maxsize=64)
+def _writer(place: Sharding) -> Callable[[jax.Array, jax.Array, int], jax.Array]:
+    """Return a function that writes a layer into its stack in place."""
+    return jax.jit(
+        lambda stack, layer, index: jax.lax.dynamic_update_index_in_dim(stack, layer, index, 0),
+        out_shardings=place,
+        donate_argnums=0,
+    )
+
+
+def check_room(
+    config: TransformerConfig, mesh: Mesh | None = None, execution: Execution = PLAIN
+) -> None:
     """Refuse a model whose parameters alone do not fit the devices of this process."""
-    leaves = jax.tree.leaves(abstract_params(config))
-    if mesh is None:
-        shapes = [leaf.shape for leaf in leaves]
-        devices = jax.local_devices()[:1]
-    else:
-        shardings = jax.tree.leaves(param_shardings(config, mesh))
-        shapes = [
-            place.shard_shape(leaf.shape) for place, leaf in zip(shardings, leaves, strict=True)
-        ]
+    leaves = jax.tree.leaves(abstract_params(config, execution))
+    shapes = [leaf.shape for leaf in leaves]
+    devices = jax.local_devices()[:1]
+    if mesh is not None:
+        shardings = jax.tree.leaves(param_shardings(config, mesh, execution))
+        shapes = [place.shard_shape(shape) for place, shape in zip(shardings, shapes, strict=True)]
         devices = list(mesh.local_devices)
-    needed = 4 * sum(math.prod(shape) for shape in shapes)
+    needed = sum(
+        leaf.dtype.itemsize * math.prod(shape) for leaf, shape in zip(leaves, shapes, strict=True)
+    )
     for device in devices:
         free = free_bytes(device)
         if device.platform == "cpu" and free is not None:
             free //= len(devices)  # they share the host's memory
         if free is not None and needed > free:
             raise ModelError(
-                f"the model's float32 parameters need {needed / 1e9:.2f} GB on each of "
-                f"{len(devices)} devices, and {device} has {free / 1e9:.2f} GB free; use more "
-                "devices with mesh.fsdp, mesh.tensor or mesh.expert, or a smaller model"
+                f"the model's parameters need {needed / 1e9:.2f} GB on each of {len(devices)} "
+                f"devices, and {device} has {free / 1e9:.2f} GB free; use more devices with "
+                "mesh.fsdp, mesh.tensor or mesh.expert, execution.param_dtype=bfloat16, or a "
+                "smaller model"
             )
 
 

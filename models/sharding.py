@@ -1,13 +1,13 @@
 """Where parameters and data live: one table from logical axes of a parameter to mesh axes.
 
-Axes are Auto: the compiler propagates the shardings given here, and gathers `fsdp` and `expert`
-shards of a weight for its use. Rows of a batch are split over `data`, `fsdp` and `expert` together;
-only `tensor` splits the work on one row. Sending tokens to the shard of their expert, and moving
-weights between meshes, are not here.
+Axes are Auto: the compiler propagates the shardings given here, and gathers `fsdp` shards of a
+weight for its use. Rows of a batch are split over `data`, `fsdp` and `expert` together; only
+`tensor` splits the work on one row. Sending tokens to the shard of their expert, and moving weights
+between meshes, are not here.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from models.config import TransformerConfig
 from models.errors import ModelError
+from models.execution import PLAIN, Execution
 from models.layers import Axes
 
 MESH_AXES = ("data", "fsdp", "expert", "tensor")
@@ -31,6 +32,7 @@ RULES: dict[str, str | None] = {  # logical axis of a parameter -> mesh axis
     "mlp": "tensor",
     "router": None,
     "norm": None,
+    "layers": None,
 }
 
 FIELDS = {  # logical axis -> the config field that sets its size
@@ -92,17 +94,15 @@ def split_rows(mesh: Mesh | None, function: Callable, inputs: Any, outputs: Any)
     return jax.shard_map(function, mesh=mesh, in_specs=inputs, out_specs=outputs, check_vma=False)
 
 
-def keep_rows(mesh: Mesh | None, x: jax.Array) -> jax.Array:
-    """Hold activations to the sharding of the rows, so that weights are gathered and not rows."""
-    return x if mesh is None else jax.lax.with_sharding_constraint(x, data_sharding(mesh))
+def keep_rows(mesh: Mesh | None, x: jax.Array, *, split: bool = True) -> jax.Array:
+    """Hold activations to the sharding of the rows, so that weights are gathered and not rows.
 
-
-def gather_columns(mesh: Mesh | None, table: jax.Array) -> jax.Array:
-    """Gather the `fsdp` shards of the embedding table before it is looked up by rows."""
+    Without `split`, rows are whole on every device: the few of a sampler.
+    """
     if mesh is None:
-        return table
-    rows = NamedSharding(mesh, PartitionSpec(RULES["vocab"]))
-    return jax.lax.with_sharding_constraint(table, rows)
+        return x
+    target = data_sharding(mesh) if split else replicated(mesh)
+    return jax.lax.with_sharding_constraint(x, target)
 
 
 def sum_over(mesh: Mesh | None, x: jax.Array, axes: str | tuple[str, ...]) -> jax.Array:
@@ -110,30 +110,62 @@ def sum_over(mesh: Mesh | None, x: jax.Array, axes: str | tuple[str, ...]) -> ja
     return x if mesh is None or mesh.size == 1 else jax.lax.psum(x, axes)
 
 
-def partition(axes: Axes) -> PartitionSpec:
-    """Map the logical axes of one parameter through RULES."""
-    return PartitionSpec(*(None if axis is None else RULES[axis] for axis in axes))
+def axis_rules(config: TransformerConfig, mesh: Mesh) -> dict[str, str | None]:
+    """Return RULES as they hold for a model on a mesh.
 
+    Key-value heads that are fewer than the devices along `tensor`, and divide them, are computed on
+    all of these devices.
 
-def param_shardings(config: TransformerConfig, mesh: Mesh) -> nnx.State:
-    """Return the sharding of every parameter, in the layout of `Params`."""
-    from models.transformer import abstract_params  # here: the transformer imports this module
-
+    Raises:
+        ModelError: an axis of the model does not divide over its mesh axis.
+    """
+    rules = dict(RULES)
     for axis, field in FIELDS.items():
         mesh_axis, size = RULES[axis], getattr(config, field)
         shards = 1 if mesh_axis is None else mesh.shape[mesh_axis]
-        if size % shards:
-            raise ModelError(
-                f"model.{field}={size} does not divide over mesh.{mesh_axis}={shards}; set "
-                f"mesh.{mesh_axis} to one of {_divisors(size)}, or model.{field} to a multiple of "
-                f"{shards}"
-            )
+        if size % shards == 0:
+            continue
+        if axis == "kv_heads" and shards % size == 0:
+            rules[axis] = None
+            continue
+        fitting = _fitting(config, str(mesh_axis))
+        raise ModelError(
+            f"model.{field}={size} does not divide over mesh.{mesh_axis}={shards}; set "
+            f"mesh.{mesh_axis} to one of {fitting}, or model.{field} to a multiple of {shards}"
+        )
+    return rules
+
+
+def _fitting(config: TransformerConfig, mesh_axis: str) -> list[int]:
+    """Sizes of a mesh axis over which all of the model divides."""
+    sizes = [getattr(config, field) for axis, field in FIELDS.items() if RULES[axis] == mesh_axis]
+    heads, kv_heads = config.num_heads, config.num_kv_heads
+    if mesh_axis != "tensor":
+        return _divisors(math.gcd(*sizes))
+    common = math.gcd(heads, config.mlp, config.vocab_size)
+    return [size for size in _divisors(common) if kv_heads % size == 0 or size % kv_heads == 0]
+
+
+def partition(axes: Axes, rules: Mapping[str, str | None] = RULES) -> PartitionSpec:
+    """Map the logical axes of one parameter to mesh axes."""
+    return PartitionSpec(*(None if axis is None else rules[axis] for axis in axes))
+
+
+def param_shardings(
+    config: TransformerConfig, mesh: Mesh, execution: Execution = PLAIN
+) -> nnx.State:
+    """Return the sharding of every parameter, in the layout of `Params`."""
+    from models.transformer import abstract_params  # here: the transformer imports this module
+
+    rules = axis_rules(config, mesh)
 
     def place(param: nnx.Variable) -> nnx.Variable:
-        return param.replace(NamedSharding(mesh, partition(param.get_metadata("axes"))))
+        return param.replace(NamedSharding(mesh, partition(param.get_metadata("axes"), rules)))
 
     return jax.tree.map(
-        place, abstract_params(config), is_leaf=lambda node: isinstance(node, nnx.Variable)
+        place,
+        abstract_params(config, execution),
+        is_leaf=lambda node: isinstance(node, nnx.Variable),
     )
 
 

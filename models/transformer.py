@@ -1,14 +1,15 @@
 """The decoder-only transformer: one forward for training and for sampling.
 
 Functions are pure over `Params`, the `nnx.State` of the parameters, so callers jit over plain
-pytrees; the module structure is rebuilt from a cached graph definition while tracing and costs
-nothing afterwards. Layers are unrolled: on CPU a scan over layers copies each layer's weights at
-every decode step. Losses and sampling are not here.
+pytrees; a block's module structure is rebuilt from a cached graph definition while tracing and
+costs nothing afterwards. Layers are a list or a stack (`models.layout`), and the forward follows
+what it is given: unrolled, which CPUs want, since a scan copies each layer's weights at every
+decode step; or scanned, where one layer is compiled for all. Losses and sampling are not here.
 """
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,12 +17,14 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from models.attention import Attention, Cache, attend, attend_packed, init_cache, write_cache
+from models import embedding, layout
+from models.blocks import Block, Call, run_cached, run_packed
+from models.cache import Cache, init_cache
 from models.config import TransformerConfig
 from models.errors import ModelError
-from models.layers import RMSNorm, fan_in, normal, rotary_angles
-from models.moe import MoE
-from models.sharding import gather_columns, keep_rows, param_shardings
+from models.execution import PLAIN, Execution
+from models.layers import RMSNorm, fan_in, normal, rms_norm, rotary_angles
+from models.sharding import keep_rows, param_shardings
 
 __all__ = [
     "Cache",
@@ -46,16 +49,6 @@ class Forward(NamedTuple):
     expert_load: Float[Array, "layers experts"]  # live tokens each expert received
 
 
-class Block(nnx.Module):
-    """Pre-norm attention and experts, each added to the residual stream."""
-
-    def __init__(self, config: TransformerConfig, rngs: nnx.Rngs) -> None:
-        self.attention_norm = RMSNorm(config.embed, config.norm_eps)
-        self.attention = Attention(config, rngs)
-        self.moe_norm = RMSNorm(config.embed, config.norm_eps)
-        self.moe = MoE(config, rngs)
-
-
 class Transformer(nnx.Module):
     """The parameters and their structure; `forward` and `logits` say how they are used."""
 
@@ -74,37 +67,43 @@ class Transformer(nnx.Module):
         )
 
 
-@functools.lru_cache(maxsize=32)
-def _abstract(config: TransformerConfig) -> tuple[nnx.GraphDef, Params]:
-    """Return the graph definition and the parameters' shapes, without allocating anything."""
-    return nnx.split(nnx.eval_shape(lambda: Transformer(config, nnx.Rngs(params=0))))
-
-
-def abstract_params(config: TransformerConfig) -> Params:
+def abstract_params(config: TransformerConfig, execution: Execution = PLAIN) -> Params:
     """Return the parameters as shapes and dtypes."""
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), _abstract(config)[1]
-    )
-
-
-def init_params(config: TransformerConfig, key: PRNGKeyArray, mesh: Mesh | None = None) -> Params:
-    """Draw parameters, each directly on its devices when a mesh is given."""
-    return _initializer(config, mesh)(key)
+    return jax.tree.map(lambda leaf: leaf, _abstract(config, execution))  # a tree of its own
 
 
 @functools.lru_cache(maxsize=32)
-def _initializer(config: TransformerConfig, mesh: Mesh | None) -> Callable[[PRNGKeyArray], Params]:
+def _abstract(config: TransformerConfig, execution: Execution) -> Params:
+    return jax.eval_shape(lambda: _draw(config, execution, jax.random.key(0)))
+
+
+def init_params(
+    config: TransformerConfig,
+    key: PRNGKeyArray,
+    mesh: Mesh | None = None,
+    execution: Execution = PLAIN,
+) -> Params:
+    """Draw parameters, each directly on its devices when a mesh is given; the same numbers in
+    either layout.
+    """
+    return _initializer(config, mesh, execution)(key)
+
+
+@functools.lru_cache(maxsize=32)
+def _initializer(
+    config: TransformerConfig, mesh: Mesh | None, execution: Execution
+) -> Callable[[PRNGKeyArray], Params]:
     """Return the jitted draw, compiled once for a config and a mesh."""
-    shardings = None if mesh is None else param_shardings(config, mesh)
-
-    def draw(key: PRNGKeyArray) -> Params:
-        return nnx.state(Transformer(config, nnx.Rngs(params=key)))
-
-    return jax.jit(draw, out_shardings=shardings)
+    shardings = None if mesh is None else param_shardings(config, mesh, execution)
+    return jax.jit(functools.partial(_draw, config, execution), out_shardings=shardings)
 
 
-def _merge(config: TransformerConfig, params: Params) -> Transformer:
-    return nnx.merge(_abstract(config)[0], params)
+def _draw(config: TransformerConfig, execution: Execution, key: PRNGKeyArray) -> Params:
+    params = nnx.state(Transformer(config, nnx.Rngs(params=key)))
+    if execution.layers == "scanned":
+        params = layout.stacked(params)
+    dtype = jnp.dtype(execution.param_dtype)
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), params)
 
 
 def forward(
@@ -117,6 +116,7 @@ def forward(
     cache: Cache | None = None,
     slot_ids: Int[Array, " rows"] | None = None,
     mesh: Mesh | None = None,
+    execution: Execution = PLAIN,
 ) -> Forward:
     """Run the transformer over packed rows, or through a cache when one is given.
 
@@ -125,48 +125,54 @@ def forward(
         segment_ids: without a cache, tokens attend within runs of equal ids and 0 is padding; None
             is one run a row.
         slot_ids: the cache row of each row, without repeats; None means row i is slot i.
-        mesh: without a cache, the mesh whose devices split the rows; None leaves the splitting to
-            the compiler, which may gather every row on every device.
+        mesh: where the parameters lie. Its devices split the rows, which are whole on all of them
+            with a cache. None leaves the splitting to the compiler, which may gather every row on
+            every device.
+        execution: dtype, attention kernel and rematerialisation; the layout is that of `params`.
     """
     if cache is None and slot_ids is not None:
         raise ModelError("slot_ids describe a cache, but cache is None; pass one")
-    if cache is not None and (segment_ids is not None or mesh is not None):
-        raise ModelError(
-            "segment_ids and mesh are for rows without a cache; remove them or the cache"
-        )
-    model = _merge(config, params)
+    if cache is not None and segment_ids is not None:
+        raise ModelError("segment_ids are for rows without a cache; remove them or the cache")
+    packed = cache is None
     if segment_ids is None:
         segment_ids = jnp.ones_like(tokens)
-    live = segment_ids > 0 if cache is None else positions >= 0
-    cos, sin = rotary_angles(positions, config.head_dim, config.rope_theta, config.rope_scaling)
-    x = keep_rows(mesh, gather_columns(mesh, model.embedding[...])[tokens])
+    live = segment_ids > 0 if packed else positions >= 0
+    angles = rotary_angles(positions, config.head_dim, config.rope_theta, config.rope_scaling)
+    table, dtype = _array(params, "embedding"), jnp.dtype(execution.compute_dtype)
+    x = embedding.lookup(table, tokens, dtype, mesh, rows_split=packed)
+    x = keep_rows(mesh, x, split=packed)
     if config.scale_embedding:
         x = x * config.embed**0.5
-    keys, values, loads = [], [], []
-    for layer, block in enumerate(model.blocks):
-        with jax.named_scope(f"attention_{layer}"):
-            query, key, value = block.attention.project(block.attention_norm(x), cos, sin)
-            if cache is None:
-                heads = attend_packed(query, key, value, segment_ids, mesh)
-            else:
-                rows = jnp.arange(tokens.shape[0]) if slot_ids is None else slot_ids
-                keys.append(write_cache(cache.keys[layer], key, positions, rows))
-                values.append(write_cache(cache.values[layer], value, positions, rows))
-                first = jnp.zeros_like(positions)
-                heads = attend(query, keys[-1], values[-1], rows, first, positions)
-            x = keep_rows(mesh, x + block.attention.merge(heads))
-        with jax.named_scope(f"experts_{layer}"):
-            output, load = block.moe(block.moe_norm(x), live, mesh)
-            x = keep_rows(mesh, x + output)
-        loads.append(load)
-    written = None if cache is None else Cache(tuple(keys), tuple(values))
-    return Forward(model.final_norm(x), written, jnp.stack(loads))
+    call = Call(config, execution, mesh, *angles, live)
+    if cache is None:
+        x, loads = run_packed(call, params["blocks"], x, segment_ids)
+    else:
+        rows = jnp.arange(tokens.shape[0]) if slot_ids is None else slot_ids
+        x, loads, cache = run_cached(call, params["blocks"], x, positions, rows, cache)
+    scale = _array(params, "final_norm", "scale")
+    return Forward(rms_norm(x, scale, config.norm_eps), cache, loads)
+
+
+def _array(params: Any, *path: str) -> Array:
+    """Return one parameter outside the blocks."""
+    for name in path:
+        params = params[name]
+    return params[...]
 
 
 def logits(
-    config: TransformerConfig, params: Params, hidden: Float[Array, "*batch embed"]
+    config: TransformerConfig,
+    params: Params,
+    hidden: Float[Array, "*batch embed"],
+    mesh: Mesh | None = None,
+    *,
+    rows_split: bool = True,
 ) -> Float[Array, "*batch vocab"]:
-    """Return float32 scores of the vocabulary for final-normed hidden states."""
-    model = _merge(config, params)
-    table = model.embedding[...].T if model.head is None else model.head[...]
-    return jnp.einsum("...e,ev->...v", hidden, table, preferred_element_type=jnp.float32)
+    """Return float32 scores of the vocabulary for final-normed hidden states.
+
+    With a mesh, the scores lie split by vocabulary, and by the rows of `hidden` if these are split
+    as those of `forward` without a cache are.
+    """
+    table = _array(params, "embedding").T if config.tied_head else _array(params, "head")
+    return embedding.scores(table, hidden, mesh, rows_split=rows_split)

@@ -9,24 +9,45 @@ pickled. Optimiser state is not here.
 import dataclasses
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from models import stored
+from models import layout
 from models.config import CONFIG_FILE, TransformerConfig, read_config
 from models.errors import ModelError
-from models.restore import check_room, load_stored, named_leaves
+from models.execution import PLAIN, Execution
+from models.restore import check_room, load_stored
 from models.sharding import param_shardings
+from models.stored import is_stored
 from models.transformer import Params, abstract_params
 
 WEIGHTS_FILE = "model.safetensors"
+
+
+def named_leaves(params: Params) -> Iterator[tuple[str, jax.Array]]:
+    """Yield each parameter of each layer with its dotted name, such as `blocks.0.moe.down`.
+
+    From a stack of layers one is cut at a time.
+    """
+    for path, leaf in nnx.to_flat_state(params):
+        value = leaf.get_value()
+        if path[0] == "blocks" and layout.is_stacked(params):
+            for index in range(value.shape[0]):
+                yield _dotted(("blocks", index, *path[1:])), value[index]
+        else:
+            yield _dotted(path), value
+
+
+def _dotted(path: Iterable[object]) -> str:
+    return ".".join(str(part) for part in path)
 
 
 def save_weights(
@@ -63,37 +84,48 @@ def _replace(path: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def load_weights(folder: str | Path, config: TransformerConfig, mesh: Mesh | None = None) -> Params:
-    """Read float32 parameters, each onto its devices when a mesh is given."""
+def load_weights(
+    folder: str | Path,
+    config: TransformerConfig,
+    mesh: Mesh | None = None,
+    execution: Execution = PLAIN,
+) -> Params:
+    """Read parameters in `execution.param_dtype` into its layout, each onto its devices when a mesh
+    is given.
+    """
     folder = Path(folder)
     _check_config(folder, config)
-    check_room(config, mesh)
-    if stored.is_stored(folder):
-        return load_stored(folder, config, mesh)
+    check_room(config, mesh, execution)
+    if is_stored(folder):
+        return load_stored(folder, config, mesh, execution)
     path = folder / WEIGHTS_FILE
     if not path.is_file():
         raise ModelError(f"{path} does not exist; point to a folder written by save_weights")
-    params = abstract_params(config)
-    expected = {name: leaf.shape for name, leaf in named_leaves(params)}
+    stored = layout.per_layer(abstract_params(config, execution))
+    expected = {name: (leaf.shape, leaf.dtype) for name, leaf in named_leaves(stored)}
     try:
         with safe_open(path, framework="numpy") as file:
             _check_names(folder, expected.keys(), set(file.keys()))
-            arrays = {name: _read(file, folder, name, shape) for name, shape in expected.items()}
+            arrays = {
+                name: _read(file, folder, name, shape).astype(dtype)
+                for name, (shape, dtype) in expected.items()
+            }
     except (SafetensorError, OSError) as error:
         raise ModelError(
             f"{path} is not a readable safetensors file ({error}); write or copy it again"
         ) from error
-    values = [arrays[name] for name in expected]
-    treedef = jax.tree.structure(params)
+    params = jax.tree.unflatten(jax.tree.structure(stored), list(arrays.values()))
+    if execution.layers == "scanned":
+        params = layout.stacked(params)
     if mesh is None:
-        return jax.tree.unflatten(treedef, [jnp.asarray(value) for value in values])
-    placed = [
-        jax.make_array_from_callback(value.shape, sharding, value.__getitem__)
-        for value, sharding in zip(
-            values, jax.tree.leaves(param_shardings(config, mesh)), strict=True
-        )
-    ]
-    return jax.tree.unflatten(treedef, placed)
+        return jax.tree.map(jnp.asarray, params)
+    return jax.tree.map(
+        lambda value, sharding: jax.make_array_from_callback(
+            value.shape, sharding, value.__getitem__
+        ),
+        params,
+        param_shardings(config, mesh, execution),
+    )
 
 
 def _read(file, folder: Path, name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from models.config import TransformerConfig
+from models.execution import Execution
 from spade_jax.errors import ConfigError
 from spade_jax.settings import Section, check_fields, require
 
@@ -436,6 +437,7 @@ class Config:
     run: RunConfig = field(default_factory=RunConfig)
     model: TransformerConfig = field(default_factory=TransformerConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    execution: Execution = field(default_factory=Execution)
     engine: EngineConfig = field(default_factory=EngineConfig)
     designer: DesignerConfig = field(default_factory=DesignerConfig)
     hint: HintConfig = field(default_factory=HintConfig)
@@ -452,6 +454,7 @@ class Config:
     def __post_init__(self) -> None:
         check_fields("config", self)
         check_fields("model", self.model)
+        check_fields("execution", self.execution)
         if self.model.rope_scaling is not None:
             check_fields("model.rope_scaling", self.model.rope_scaling)
         if self.engine.context_tokens > self.model.max_positions:

@@ -20,7 +20,9 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
+from models import backends
 from models.errors import ModelError
+from models.execution import Execution
 from models.sharding import build_mesh
 from models.tokenizer import FILE_NAME as TOKENIZER_FILE
 from models.tokenizer import Tokenizer
@@ -54,13 +56,17 @@ FREE_FIELDS = (
     "run.steps",
     "run.checkpoint_steps",
     "run.keep_checkpoints",
+    "execution.layers",
+    "execution.attention",
+    "execution.remat",
     "envs.unsafe_sandbox",
     "corpus.cache_dir",
     "telemetry.live",
 )
 """Settings that may differ on resume, and the section `warmstart`: no step depends on them.
 
-`run.steps` only moves the end, at which designer groups that still wait are trained on.
+`run.steps` only moves the end, at which designer groups that still wait are trained on. Those of
+`execution` change the order of sums and so the last bits, as another device would.
 """
 
 
@@ -186,7 +192,9 @@ class Run:
     def _moved(self) -> float | None:
         """Relative distance from the starting weights; None when they are no longer there."""
         try:
-            start = load_weights(self.config.run.init_from, self.config.model)
+            start = load_weights(
+                self.config.run.init_from, self.config.model, execution=self.learner.execution
+            )
         except ModelError as error:
             logger.warning("how far the weights moved is not known: %s", error)
             return None
@@ -214,11 +222,12 @@ def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
         _check_folder(folder, config, resume=resume)
         runner = stack.enter_context(asyncio.Runner())
         mesh = build_mesh(**dataclasses.asdict(config.mesh))
+        execution = backends.resolve(config.execution, config.model, mesh.devices.flat[0])
         home = folder.path if resume else Path(config.run.init_from)
         tokenizer = Tokenizer.load(home / TOKENIZER_FILE)
-        stage = make_stage(config, runner, mesh, tokenizer)
+        stage = make_stage(config, runner, mesh, execution, tokenizer)
         stack.callback(lambda: runner.run(stage.pool.close()))
-        learner = Learner(config.model, config.learner, mesh)
+        learner = Learner(config.model, config.learner, mesh, execution=execution)
         checkpoints = stack.enter_context(
             Checkpoints(folder.checkpoints, config.run.keep_checkpoints, _binding(config))
         )
@@ -252,7 +261,13 @@ def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
         )
 
 
-def make_stage(config: Config, runner: asyncio.Runner, mesh: Mesh, tokenizer: Tokenizer) -> Stage:
+def make_stage(
+    config: Config,
+    runner: asyncio.Runner,
+    mesh: Mesh,
+    execution: Execution,
+    tokenizer: Tokenizer,
+) -> Stage:
     """Build what self-play needs; the pool is started, and the caller closes it."""
     if tokenizer.vocab_size != config.model.vocab_size:
         raise ConfigError(
@@ -266,7 +281,7 @@ def make_stage(config: Config, runner: asyncio.Runner, mesh: Mesh, tokenizer: To
     logger.info("%s", pool.sandbox.line())
     for text in pool.sandbox.warnings():
         logger.warning("sandbox=%s: %s", pool.sandbox.label, text)
-    engine = Engine(config.model, config.engine, mesh)
+    engine = Engine(config.model, config.engine, mesh, execution)
     return Stage(
         config, engine, pool, Chat(tokenizer), corpus, Curriculum(Memory(config.memory)), runner
     )
@@ -329,7 +344,8 @@ def _restore(
         if resume:
             _check_steps(folder, None)
             folder.cut(-1, -1)
-        return learner.init(load_weights(config.run.init_from, config.model, mesh)), 0, 0
+        start = load_weights(config.run.init_from, config.model, mesh, learner.execution)
+        return learner.init(start), 0, 0
     step, state, host = checkpoints.restore(learner.abstract_state())
     finished = step + 1 >= config.run.steps
     if finished and folder.has_summary():

@@ -19,6 +19,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from models import backends
 from models.sharding import build_mesh
 from models.tokenizer import FILE_NAME as TOKENIZER_FILE
 from models.tokenizer import Tokenizer
@@ -91,16 +92,17 @@ def _teach(config: Config, out: Path, unpaired: Path) -> None:
         time.perf_counter() - started,
     )
     mesh = build_mesh(**dataclasses.asdict(config.mesh))
+    execution = backends.resolve(config.execution, config.model, mesh.devices.flat[0])
     optimiser = dataclasses.replace(
         config.learner,
         lr=config.warmstart.lr,
         warmup_steps=min(WARMUP_STEPS, config.warmstart.steps // 10),
     )
-    learner = Learner(config.model, optimiser, mesh, total_steps=config.warmstart.steps)
+    learner = Learner(config.model, optimiser, mesh, config.warmstart.steps, execution)
     state = learner.init(
-        load_weights(start, config.model, mesh)
+        load_weights(start, config.model, mesh, execution)
         if start
-        else init_params(config.model, jax.random.key(config.run.seed), mesh)
+        else init_params(config.model, jax.random.key(config.run.seed), mesh, execution)
     )
     batches = _batches(config, corpus, chat, plays)
     for step in range(config.warmstart.steps):

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 GLOSSARY = {"spade_jax.types", "spade_jax.errors"}
 TERMINAL = GLOSSARY | {"spade_jax.envs", "spade_jax.terminal"}  # commands without jax
-SETTINGS = {"spade_jax.config", "spade_jax.settings", "models.config"}
+SETTINGS = {"spade_jax.config", "spade_jax.settings", "models.config", "models.execution"}
 ROLLOUT = GLOSSARY | SETTINGS | {"models", "spade_jax.rollout"}
 ROLES = ROLLOUT | {"spade_jax.roles", "spade_jax.envs", "spade_jax.rewards"}
 SELFPLAY = ROLES | {"spade_jax.telemetry", "spade_jax.curriculum", "spade_jax.selfplay"}

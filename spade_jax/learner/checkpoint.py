@@ -7,7 +7,7 @@ restore as wrong weights, or fail inside Orbax in pages of traceback. Saves are 
 file system that all processes share; when to save, and what the host dictionary holds, are the
 caller's.
 
-    <folder>/<step>/state        arrays, named by their path in TrainState
+    <folder>/<step>/state        arrays per layer, named by their path in an unrolled TrainState
                     host         JSON: the caller's dictionary
                     about        JSON: format version, the caller's metadata, each array's shape
                     files.json   size and CRC-32 of every file above; written last, so it is absent
@@ -28,6 +28,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
+from models import layout
 from spade_jax.errors import CheckpointError
 from spade_jax.learner.step import TrainState
 
@@ -86,7 +87,7 @@ class Checkpoints:
 
         `host` must be JSON-able, with text as keys; its floats keep every bit.
         """
-        arrays = _named(state)
+        arrays = _named(layout.stored(state))
         about = {"format": FORMAT, "metadata": self._metadata, "arrays": _describe(arrays)}
         if step in self.steps():
             raise CheckpointError(
@@ -125,13 +126,15 @@ class Checkpoints:
             raise self._damaged(wanted, problem)
         about = self._read(wanted, about=ocp.args.JsonRestore())["about"]
         self._check_about(wanted, about)
-        arrays = _named(abstract_state)
+        wanted_state = layout.per_layer(abstract_state)
+        arrays = _named(wanted_state)
         _check_arrays(self._where(wanted), about["arrays"], _describe(arrays))
         found = self._read(
             wanted, state=ocp.args.StandardRestore(arrays), host=ocp.args.JsonRestore()
         )
-        leaves = [found["state"][name] for name in arrays]
-        return wanted, jax.tree.unflatten(jax.tree.structure(abstract_state), leaves), found["host"]
+        leaves = [found["state"].pop(name) for name in arrays]
+        state = jax.tree.unflatten(jax.tree.structure(wanted_state), leaves)
+        return wanted, layout.restored(state, abstract_state), found["host"]
 
     def _check_space(self, step: int, num_bytes: int) -> None:
         """Refuse before Orbax meets a full disk, of which its threads tell in pages."""

@@ -5,10 +5,12 @@ rate); the decay is for the warm start, whose length is known beforehand.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from flax import nnx
 
 from spade_jax.config import LearnerConfig
 
@@ -40,7 +42,7 @@ def learning_rate(
 def make_optimizer(
     config: LearnerConfig, total_steps: int | None = None
 ) -> optax.GradientTransformation:
-    """AdamW behind a global-norm clip; only matrices (two axes or more) decay, not norm scales."""
+    """AdamW behind a global-norm clip; only matrices decay, not norm scales and biases."""
     inner = optax.chain(
         optax.clip_by_global_norm(config.max_grad_norm),
         optax.adamw(
@@ -48,7 +50,7 @@ def make_optimizer(
             b1=config.beta1,
             b2=config.beta2,
             weight_decay=config.weight_decay,
-            mask=lambda params: jax.tree.map(lambda leaf: leaf.ndim >= 2, params),
+            mask=_decaying,
         ),
     )
 
@@ -61,3 +63,16 @@ def make_optimizer(
             return inner.update(updates, state, params)
 
     return optax.GradientTransformation(inner.init, update)
+
+
+def _decaying(params: optax.Params) -> optax.Params:
+    """Mark what is a matrix: told by the logical axes, since the scales of a stack of layers have
+    two axes as well.
+    """
+
+    def is_matrix(node: Any) -> Any:
+        if isinstance(node, nnx.Variable):
+            return node.replace("embed" in node.get_metadata("axes"))
+        return node.ndim >= 2
+
+    return jax.tree.map(is_matrix, params, is_leaf=lambda node: isinstance(node, nnx.Variable))

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, Num
 
 from models import transformer
 from models.config import TransformerConfig
+from models.execution import PLAIN, Execution
 from models.sharding import ROW_AXES, data_sharding, param_shardings, replicated
 from models.transformer import Params
 from spade_jax.config import LearnerConfig
@@ -65,9 +66,10 @@ class Learner:
         config: LearnerConfig,
         mesh: Mesh,
         total_steps: int | None = None,
+        execution: Execution = PLAIN,
     ) -> None:
         """Prepare the functions, compiled at first use; `total_steps` turns on cosine decay."""
-        self._model, self._mesh = model, mesh
+        self._model, self._mesh, self._execution = model, mesh, execution
         self._learning_rate = learning_rate(config, total_steps)
         self._optimizer = make_optimizer(config, total_steps)
         self._shardings = self._state_shardings()
@@ -78,7 +80,7 @@ class Learner:
         self._zeros = jax.jit(self._make_zeros, out_shardings=(params, everywhere))
         self._accumulate = {
             objective: jax.jit(
-                functools.partial(_accumulate, model, config, mesh, objective),
+                functools.partial(_accumulate, Setting(model, config, mesh, execution, objective)),
                 in_shardings=(params, everywhere, params, data_sharding(mesh)),
                 out_shardings=(params, everywhere),
                 donate_argnums=(0, 1),
@@ -92,6 +94,11 @@ class Learner:
             out_shardings=self._shardings,
             donate_argnums=(0,),  # the gradients are not: no output is left to take their memory
         )
+
+    @property
+    def execution(self) -> Execution:
+        """How the model runs: the layout and dtype of its parameters among others."""
+        return self._execution
 
     @property
     def row_multiple(self) -> int:
@@ -170,7 +177,7 @@ class Learner:
         return grads, sums
 
     def _state_shapes(self) -> TrainState:
-        params = transformer.abstract_params(self._model)
+        params = transformer.abstract_params(self._model, self._execution)
         opt_state = jax.eval_shape(self._optimizer.init, params)
         step: Any = jax.ShapeDtypeStruct((), jnp.int32)
         return TrainState(params, opt_state, step)
@@ -178,7 +185,7 @@ class Learner:
     def _state_shardings(self) -> TrainState:
         """Moments are sharded like the parameters they belong to; counters are everywhere."""
         shapes = self._state_shapes()
-        params = param_shardings(self._model, self._mesh)
+        params = param_shardings(self._model, self._mesh, self._execution)
         everywhere: Any = replicated(self._mesh)
         structure = jax.tree.structure(shapes.params)
 
@@ -193,11 +200,18 @@ class Learner:
         return TrainState(params, opt_state, everywhere)
 
 
+class Setting(NamedTuple):
+    """What a loss is compiled for."""
+
+    model: TransformerConfig
+    config: LearnerConfig
+    mesh: Mesh
+    execution: Execution
+    objective: Objective
+
+
 def _accumulate(
-    model: TransformerConfig,
-    config: LearnerConfig,
-    mesh: Mesh,
-    objective: Objective,
+    setting: Setting,
     grads: Params,
     sums: Sums,
     params: Params,
@@ -206,13 +220,12 @@ def _accumulate(
     """Add one microbatch's gradient and sums to what came before."""
     # The gradient at a zero added to the final hidden states is each token's own share of the
     # backward pass: it tells the roles apart without a second one.
-    probe = jnp.zeros((*batch.tokens.shape, model.embed), jnp.float32)
-    differentiate = jax.value_and_grad(_loss, argnums=(4, 5), has_aux=True)
-    (_, found), (new_grads, hidden_grads) = differentiate(
-        model, config, mesh, objective, params, probe, batch
-    )
+    shape = (*batch.tokens.shape, setting.model.embed)
+    probe = jnp.zeros(shape, jnp.dtype(setting.execution.compute_dtype))
+    differentiate = jax.value_and_grad(_loss, argnums=(1, 2), has_aux=True)
+    (_, found), (new_grads, hidden_grads) = differentiate(setting, params, probe, batch)
     ahead = _ahead(batch)
-    square = _per_role(jnp.square(hidden_grads).sum(-1), ahead)
+    square = _per_role(jnp.square(hidden_grads.astype(jnp.float32)).sum(-1), ahead)
     sums = sums.add(found._replace(hidden_grad_square=square))
     return jax.tree.map(jnp.add, grads, new_grads), sums
 
@@ -238,15 +251,13 @@ def _per_role(values: Num[Array, "rows seq"], ahead: Batch) -> Num[Array, " role
 
 
 def _loss(
-    model: TransformerConfig,
-    config: LearnerConfig,
-    mesh: Mesh,
-    objective: Objective,
+    setting: Setting,
     params: Params,
     probe: Float[Array, "rows seq embed"],
     batch: Batch,
 ) -> tuple[Float[Array, ""], Sums]:
     """Weighted sum of token losses, and what is reported of it."""
+    model, config, mesh, execution, objective = setting
     forward = transformer.forward(
         model,
         params,
@@ -254,8 +265,9 @@ def _loss(
         batch.positions,
         segment_ids=batch.segment_ids,
         mesh=mesh,
+        execution=execution,
     )
-    scores = transformer.logits(model, params, forward.hidden + probe)
+    scores = transformer.logits(model, params, forward.hidden + probe, mesh)
     ahead = _ahead(batch)
     current = losses.token_logprobs(scores, ahead.tokens, ahead.temperatures)
     nothing = jnp.zeros_like(ahead.loss_mask)

@@ -20,8 +20,9 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Key, UInt32
 
-from models import sharding, transformer
+from models import cache, sharding, transformer
 from models.config import TransformerConfig
+from models.execution import PLAIN, Execution
 from spade_jax.config import EngineConfig
 from spade_jax.errors import SamplerError
 from spade_jax.rollout import sampling, weights
@@ -99,8 +100,15 @@ def plan_chunks(start: int, end: int, chunks: Sequence[int]) -> list[tuple[int, 
 class Engine:
     """Samples from one policy version at a time, for the coroutines of `gather`."""
 
-    def __init__(self, model: TransformerConfig, config: EngineConfig, mesh: Mesh) -> None:
+    def __init__(
+        self,
+        model: TransformerConfig,
+        config: EngineConfig,
+        mesh: Mesh,
+        execution: Execution = PLAIN,
+    ) -> None:
         self._model = model
+        self._execution = execution
         self._config = config
         self._mesh = mesh
         self._prefill_rows = min(config.prefill_rows, config.slots)
@@ -117,7 +125,7 @@ class Engine:
     def load(self, params: transformer.Params, version: int) -> None:
         """Sample from these weights from now on; the cache of other weights is dropped."""
         self.release()
-        self._params = weights.to_sampler(self._model, self._mesh, params)
+        self._params = weights.to_sampler(self._model, self._mesh, self._execution, params)
         self._cache = self._program(Program("allocate"))()
         self._version = version
 
@@ -161,26 +169,28 @@ class Engine:
 
     def _lower(self, program: Program) -> jax.stages.Lowered:
         config, replicated = self._config, sharding.replicated(self._mesh)
-        cache_sharding = weights.cache_sharding(self._model, self._mesh)
+        model, mesh, execution = self._model, self._mesh, self._execution
+        cache_sharding = cache.cache_sharding(mesh, execution)
         allocate = functools.partial(
-            transformer.init_cache, self._model, config.slots, config.context_tokens
+            cache.init_cache, model, config.slots, config.context_tokens, execution, mesh
         )
         if program.kind == "allocate":
             return jax.jit(allocate, out_shardings=cache_sharding).lower()
+        runner = sampling.Sampler(model, mesh, execution)
         if program.kind == "prefill":
-            run = functools.partial(sampling.prefill, self._model)
+            run = functools.partial(sampling.prefill, runner)
             inputs: tuple[Any, ...] = (sampling.prefill_shapes(self._prefill_rows, program.chunk),)
         else:
-            run = functools.partial(sampling.decode, self._model, config.decode_steps)
+            run = functools.partial(sampling.decode, runner, config.decode_steps)
             inputs = (sampling.decode_shapes(config.slots), jax.ShapeDtypeStruct((), np.int32))
-        param_shardings = sharding.param_shardings(self._model, self._mesh)
+        param_shardings = sharding.param_shardings(model, mesh, execution)
         jitted = jax.jit(
             run,
             donate_argnums=1,
             in_shardings=(param_shardings, cache_sharding, *(replicated for _ in inputs)),
             out_shardings=(cache_sharding, replicated),
         )
-        params = transformer.abstract_params(self._model)
+        params = weights.abstract_params(model, execution)
         return jitted.lower(params, jax.eval_shape(allocate), *inputs)
 
     def _run(self, program: Program, *inputs: Any) -> Any:

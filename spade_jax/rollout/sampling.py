@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, UInt32
 
 from models import transformer
 from models.config import TransformerConfig
+from models.execution import PLAIN, Execution
 
 MAX_STOP_IDS = 8
 """Stop ids one request may name: a fixed width keeps the compiled shapes few."""
@@ -101,31 +103,55 @@ def sample(
     return tokens, chosen - jax.nn.logsumexp(scaled, axis=-1)
 
 
+class Sampler(NamedTuple):
+    """The model that runs, where, and how."""
+
+    config: TransformerConfig
+    mesh: Mesh | None = None
+    execution: Execution = PLAIN
+
+    def scores(
+        self,
+        params: transformer.Params,
+        tokens: Int[Array, "rows seq"],
+        positions: Int[Array, "rows seq"],
+        **options: Any,
+    ) -> tuple[Float[Array, "rows vocab"], transformer.Cache]:
+        """Run tokens through the cache; return the scores that follow each row's last token."""
+        out = transformer.forward(
+            self.config,
+            params,
+            tokens,
+            positions,
+            mesh=self.mesh,
+            execution=self.execution,
+            **options,
+        )
+        assert out.cache is not None
+        hidden = out.hidden
+        if tokens.shape[1] > 1:
+            last = jnp.argmax(positions, axis=1)
+            hidden = jnp.take_along_axis(hidden, last[:, None, None], axis=1)
+        scores = transformer.logits(self.config, params, hidden, self.mesh, rows_split=False)
+        return scores[:, 0], out.cache
+
+
 def prefill(
-    config: TransformerConfig,
+    sampler: Sampler,
     params: transformer.Params,
     cache: transformer.Cache,
     rows: PrefillRows,
 ) -> tuple[transformer.Cache, tuple[Int[Array, " rows"], Float[Array, " rows"]]]:
     """Write a chunk of each row into its slot, and sample the token that follows the chunk."""
-    out = transformer.forward(
-        config,
-        params,
-        rows.tokens,
-        rows.positions,
-        cache=cache,
-        slot_ids=rows.slots,
+    scores, cache = sampler.scores(
+        params, rows.tokens, rows.positions, cache=cache, slot_ids=rows.slots
     )
-    assert out.cache is not None
-    last = jnp.argmax(rows.positions, axis=1)
-    hidden = jnp.take_along_axis(out.hidden, last[:, None, None], axis=1)
-    logits = transformer.logits(config, params, hidden)[:, 0]
     sampled_positions = rows.positions.max(axis=1) + 1
-    return out.cache, sample(logits, rows.keys, sampled_positions, rows.temperature)
+    return cache, sample(scores, rows.keys, sampled_positions, rows.temperature)
 
 
 def decode(
-    config: TransformerConfig,
+    sampler: Sampler,
     max_steps: int,
     params: transformer.Params,
     cache: transformer.Cache,
@@ -143,22 +169,16 @@ def decode(
 
     def body(carry: tuple) -> tuple:
         step, active, tokens, positions, cache, sampled, logprobs, counts = carry
-        out = transformer.forward(
-            config,
-            params,
-            tokens[:, None],
-            jnp.where(active, positions, -1)[:, None],
-            cache=cache,
-        )
-        logits = transformer.logits(config, params, out.hidden)[:, 0]
-        drawn, drawn_logprobs = sample(logits, rows.keys, positions + 1, rows.temperature)
+        live = jnp.where(active, positions, -1)[:, None]
+        scores, cache = sampler.scores(params, tokens[:, None], live, cache=cache)
+        drawn, drawn_logprobs = sample(scores, rows.keys, positions + 1, rows.temperature)
         # Columns beyond a row's count hold what it drew while idle; the host never reads them.
         sampled = sampled.at[:, step].set(drawn)
         logprobs = logprobs.at[:, step].set(drawn_logprobs)
         counts = counts + active.astype(jnp.int32)
         positions = positions + 1
         stopped = (drawn[:, None] == rows.stop_ids).any(axis=1) | (positions >= rows.last_positions)
-        return step + 1, active & ~stopped, drawn, positions, out.cache, sampled, logprobs, counts
+        return step + 1, active & ~stopped, drawn, positions, cache, sampled, logprobs, counts
 
     carry = (
         jnp.int32(0),

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import attention
-from models.attention import attend, packed_ranges, write_cache
+from models import blockwise
+from models.attention import packed_ranges
+from models.blockwise import attend, attend_rows
+from models.cache import write_cache
 
 
 def dense(query, key, value, slot_ids, first, last):
@@ -39,8 +41,8 @@ def random_ranges(seed: int, rows: int, seq: int, context: int):
     [(4, 4, 7, 7), (4, 4, 1, 13), (3, 5, 12, 21), (128, 128, 12, 21), (128, 128, 1, 1)],
 )
 def test_attend_equals_dense(monkeypatch, query_block, key_block, seq, context):
-    monkeypatch.setattr(attention, "QUERY_BLOCK", query_block)
-    monkeypatch.setattr(attention, "KEY_BLOCK", key_block)
+    monkeypatch.setattr(blockwise, "QUERY_BLOCK", query_block)
+    monkeypatch.setattr(blockwise, "KEY_BLOCK", key_block)
     query, weight = random(0, 3, seq, 4, 6), random(1, 3, seq, 4, 6)
     key, value = random(2, 5, context, 2, 6), random(3, 5, context, 2, 6)
     slot_ids = jnp.array([4, 0, 2], jnp.int32)
@@ -56,6 +58,25 @@ def test_attend_equals_dense(monkeypatch, query_block, key_block, seq, context):
 
     for got, expected in zip(both(attend), both(dense), strict=True):
         np.testing.assert_allclose(got, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize(("block", "seq", "context"), [(1, 1, 13), (2, 3, 21), (32, 5, 21)])
+def test_wide_attention_equals_dense(monkeypatch, block, seq, context):
+    """Blocks of four times `block` keys; a row that is padding, and one whose slot is full."""
+    monkeypatch.setattr(blockwise, "KEY_BLOCK", block)
+    query = random(0, 3, seq, 4, 6)
+    key, value = random(2, 5, context, 2, 6), random(3, 5, context, 2, 6)
+    slot_ids = jnp.array([4, 0, 2], jnp.int32)
+    last = jnp.arange(seq, dtype=jnp.int32)[None] + jnp.array([[2], [context - seq], [0]])
+    last = last.at[2].set(-1)
+    got = jax.jit(attend_rows)(query, key, value, slot_ids, last)
+    expected = dense(query, key, value, slot_ids, jnp.zeros_like(last), last)
+    np.testing.assert_allclose(got, expected, atol=2e-5)
+    assert not got[2].any()
+    half = [x.astype(jnp.bfloat16) for x in (query, key, value)]
+    rounded = attend_rows(*half, slot_ids, last)
+    assert rounded.dtype == jnp.bfloat16
+    np.testing.assert_allclose(rounded.astype(jnp.float32), expected, atol=0.05)
 
 
 def test_query_without_keys_gives_zeros():

@@ -1,5 +1,6 @@
 """The forward against a NumPy transformer, against itself packed and cached; decode in a loop."""
 
+import dataclasses
 from functools import partial
 
 import jax
@@ -8,9 +9,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from models import transformer
+from helpers import tree_allclose
+from models import kernels, layout, transformer
 from models.config import TransformerConfig
 from models.errors import ModelError
+from models.execution import PLAIN
+from models.kernels import splash
 from models.transformer import init_cache, init_params
 
 TINY = TransformerConfig(
@@ -43,7 +47,9 @@ OTHER = TransformerConfig(
     norm_eps=1e-2,
 )
 
-forward = partial(jax.jit, static_argnums=0)(transformer.forward)
+SCANNED = dataclasses.replace(PLAIN, layers="scanned")
+
+forward = partial(jax.jit, static_argnums=0, static_argnames="execution")(transformer.forward)
 
 
 def norm(x, scale, eps):
@@ -241,10 +247,12 @@ def test_decode_of_a_row_is_bit_equal_whatever_its_neighbours_hold():
         assert np.array_equal(first, decode(seed))
 
 
-def test_decode_loop_copies_no_cache():
+@pytest.mark.parametrize("execution", [PLAIN, SCANNED], ids=["unrolled", "scanned"])
+def test_decode_loop_copies_no_cache(execution):
     config = TransformerConfig(num_layers=2)
-    params = transformer.abstract_params(config)
-    cache = jax.eval_shape(lambda: init_cache(config, 8, 1024))
+    params = transformer.abstract_params(config, execution)
+    cache = jax.eval_shape(lambda: init_cache(config, 8, 1024, execution))
+    layer = 4 * 8 * 1024 * config.num_kv_heads * config.head_dim
     row = jax.ShapeDtypeStruct((8, 1), jnp.int32)
 
     @partial(jax.jit, donate_argnums=1)
@@ -257,8 +265,142 @@ def test_decode_loop_copies_no_cache():
         return jax.lax.fori_loop(0, 4, step, (cache, positions))
 
     memory = decode.lower(params, cache, row, row).compile().memory_analysis()
-    assert memory.temp_size_in_bytes < cache.keys[0].size * 4
-    assert memory.alias_size_in_bytes >= 4 * cache.keys[0].size * 4
+    # A scan on CPU copies the weights of the layer it is at, which the chip it is for does not.
+    weights = sum(leaf.size for leaf in jax.tree.leaves(params)) * 4 if execution is SCANNED else 0
+    assert memory.temp_size_in_bytes < layer + weights
+    assert memory.alias_size_in_bytes >= 4 * layer
+
+
+def packed_loss(config, execution, params, tokens):
+    positions, segment_ids = jnp.asarray(POSITIONS)[None], jnp.asarray(SEGMENTS)[None]
+    out = transformer.forward(
+        config, params, tokens, positions, segment_ids=segment_ids, execution=execution
+    )
+    scores = transformer.logits(config, params, out.hidden)
+    likely = jnp.sin(jax.nn.log_softmax(scores, axis=-1))
+    live = (segment_ids > 0)[:, :, None]
+    return jnp.sum(jnp.where(live, likely, 0.0)) / 64, (scores, out)
+
+
+def differentiated(config, execution, params, tokens):
+    function = jax.value_and_grad(partial(packed_loss, config, execution), has_aux=True)
+    return jax.jit(function)(params, tokens)
+
+
+@pytest.fixture(scope="module")
+def unrolled():
+    """Parameters, tokens, and the loss with its gradients as the CPU runs them."""
+    params, tokens = random_params(TINY), jnp.asarray(random_tokens(5, 1, 11))
+    params = jax.tree.map(lambda leaf: leaf * 0.5, params)
+    return params, tokens, differentiated(TINY, PLAIN, params, tokens)
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+def test_scanned_equals_unrolled_with_any_remat(unrolled, remat):
+    params, tokens, ((total, (scores, out)), grads) = unrolled
+    execution = dataclasses.replace(SCANNED, remat=remat)
+    (got, (got_scores, got_out)), got_grads = differentiated(
+        TINY, execution, layout.stacked(params), tokens
+    )
+    np.testing.assert_allclose(got, total, rtol=1e-6)
+    np.testing.assert_allclose(got_scores, scores, rtol=1e-6, atol=1e-6)
+    assert np.array_equal(got_out.expert_load, out.expert_load)
+    assert tree_allclose(layout.per_layer(got_grads), grads, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("remat", ["dots", "full"])
+def test_remat_changes_no_gradient_and_keeps_less(unrolled, remat):
+    params, tokens, (_, grads) = unrolled
+    execution = dataclasses.replace(PLAIN, remat=remat)
+    function = jax.grad(partial(packed_loss, TINY, execution), has_aux=True)
+    assert tree_allclose(jax.jit(function)(params, tokens)[0], grads, rtol=1e-6, atol=1e-6)
+
+    def residuals(execution) -> int:
+        _, pull = jax.vjp(lambda params: packed_loss(TINY, execution, params, tokens)[0], params)
+        return sum(leaf.nbytes for leaf in jax.tree.leaves(pull))
+
+    assert residuals(execution) < residuals(PLAIN)
+
+
+def test_scanned_cache_equals_unrolled(unrolled):
+    params, tokens, _ = unrolled
+    positions = np.arange(11, dtype=np.int32)[None]
+    slots = np.array([1], np.int32)
+    caches = [init_cache(TINY, 3, 16, execution) for execution in (PLAIN, SCANNED)]
+    for columns in (slice(0, 6), slice(6, 7), slice(7, 8)):
+        outs = [
+            forward(TINY, p, tokens[:, columns], positions[:, columns], cache=c, slot_ids=slots)
+            for p, c in zip((params, layout.stacked(params)), caches, strict=True)
+        ]
+        np.testing.assert_allclose(outs[0].hidden, outs[1].hidden, rtol=1e-6, atol=1e-6)
+        caches = [out.cache for out in outs]
+    for one, other in zip(*caches, strict=True):
+        np.testing.assert_allclose(jnp.stack(one), other, rtol=1e-6, atol=1e-6)
+    with pytest.raises(ModelError, match="one is unrolled, the other scanned"):
+        forward(TINY, params, tokens, positions, cache=caches[1], slot_ids=slots)
+
+
+@pytest.mark.parametrize("layers", ["unrolled", "scanned"])
+@pytest.mark.parametrize("config", [TINY, OTHER], ids=["experts", "dense"])
+def test_bfloat16_stays_near_float32(config, layers):
+    """Under strict promotion: nothing is widened or rounded but where the code says so."""
+    execution = dataclasses.replace(PLAIN, layers=layers, compute_dtype="bfloat16")
+    params = jax.tree.map(lambda leaf: leaf * 0.5, random_params(config))
+    tokens = random_tokens(5, 1, 11)
+    (total, (scores, _)), grads = differentiated(config, PLAIN, params, tokens)
+    own = layout.stacked(params) if layers == "scanned" else params
+    (got, (got_scores, out)), got_grads = differentiated(config, execution, own, tokens)
+    assert got_scores.dtype == jnp.float32 and out.hidden.dtype == jnp.bfloat16
+    live = SEGMENTS > 0
+    scale = float(abs(scores[0][live]).max())
+    assert 0 < abs(got_scores - scores)[0][live].max() < 0.05 * scale
+    assert abs(got - total) < 0.02 * abs(total)
+    for one, other in zip(
+        jax.tree.leaves(layout.per_layer(got_grads)), jax.tree.leaves(grads), strict=True
+    ):
+        assert one.dtype == jnp.float32  # of the parameters
+        assert float(jnp.linalg.norm(one - other)) < 0.15 * float(jnp.linalg.norm(other)) + 1e-4
+
+
+def test_splash_is_taken_for_rows_and_chunks(monkeypatch):
+    """In interpret mode, in place of the kernels of a TPU; decoding takes none."""
+    execution = dataclasses.replace(PLAIN, attention="splash")
+    params = random_params(OTHER)
+    tokens = jnp.asarray(random_tokens(7, 2, 140))
+    positions = jnp.tile(jnp.arange(140, dtype=jnp.int32)[None], (2, 1))
+    segments = jnp.asarray([[1] * 70 + [2] * 60 + [0] * 10, [3] * 140], jnp.int32)
+    expected = forward(OTHER, params, tokens, positions, segment_ids=segments).hidden
+    alone = forward(OTHER, params, tokens, positions).hidden
+
+    taken = []
+
+    def interpreted(function):
+        def attend(*inputs):
+            taken.append(function.__name__)
+            with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+                return function(*inputs, interpret=True)
+
+        return lambda name: attend
+
+    monkeypatch.setattr(kernels, "attention", interpreted(splash.attend))
+    monkeypatch.setattr(kernels, "attention_last", interpreted(splash.attend_last))
+    splashed = partial(transformer.forward, OTHER, params, execution=execution)
+    out = splashed(tokens, positions, segment_ids=segments)
+    live = segments > 0
+    np.testing.assert_allclose(out.hidden[live], expected[live], atol=1e-4)
+
+    # Row 1 is five tokens shorter; the chunk in the middle is two longer than what is left.
+    cache, slots = init_cache(OTHER, 3, 150), jnp.array([2, 0], jnp.int32)
+    ends = jnp.array([[140], [135]], jnp.int32)
+    for start, end, extra in ((0, 5, 0), (5, 138, 2), (138, 139, 0)):
+        where = jnp.where(positions < ends, positions, -1)[:, start:end]
+        where = jnp.pad(where, ((0, 0), (0, extra)), constant_values=-1)
+        chunk = jnp.pad(tokens[:, start:end], ((0, 0), (0, extra)))
+        out = splashed(chunk, where, cache=cache, slot_ids=slots)
+        cache, real = out.cache, (where >= 0)[:, : end - start]
+        got = out.hidden[:, : end - start]
+        np.testing.assert_allclose(got[real], alone[:, start:end][real], atol=1e-4)
+    assert taken == ["attend", "attend_last"]
 
 
 def test_default_config_is_small_enough():

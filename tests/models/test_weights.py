@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from models import layout
 from models.config import TransformerConfig
 from models.errors import ModelError
+from models.execution import PLAIN
 from models.sharding import build_mesh, param_shardings
 from models.transformer import abstract_params
 from models.weights import load_weights, save_weights
@@ -83,6 +85,24 @@ def test_loads_onto_a_mesh(folder: Path):
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, loaded, expected)))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, loaded)
     assert jax.tree.leaves(shardings) == jax.tree.leaves(param_shardings(SMALL, mesh))
+
+
+@pytest.mark.parametrize("sizes", [None, (2, 2, 1, 2)], ids=["one device", "mesh"])
+def test_files_are_per_layer_and_load_into_either_layout(tmp_path: Path, sizes):
+    execution = dataclasses.replace(PLAIN, layers="scanned", param_dtype="bfloat16")
+    mesh = None if sizes is None else build_mesh(*sizes)
+    stack = layout.stacked(random_params(DEEP, 1))
+    save_weights(tmp_path / "stack", DEEP, stack)
+    save_weights(tmp_path / "list", DEEP, layout.per_layer(stack))
+    content = (tmp_path / "stack" / "model.safetensors").read_bytes()
+    assert content == (tmp_path / "list" / "model.safetensors").read_bytes()
+    loaded = load_weights(tmp_path / "stack", DEEP, mesh, execution)
+    assert jax.tree.structure(loaded) == jax.tree.structure(stack)
+    for one, other in zip(jax.tree.leaves(loaded), jax.tree.leaves(stack), strict=True):
+        assert one.dtype == jnp.bfloat16 and np.array_equal(one, other.astype(jnp.bfloat16))
+    if mesh is not None:
+        shardings = jax.tree.leaves(param_shardings(DEEP, mesh, execution))
+        assert [leaf.sharding for leaf in jax.tree.leaves(loaded)] == shardings
 
 
 def test_saving_over_weights_replaces_them(folder: Path):

@@ -1,5 +1,7 @@
 """One tiny model, compiled once for all learner tests, and trajectories that fit it."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 from helpers import make_trajectory
 from models import transformer
 from models.config import TransformerConfig
+from models.execution import PLAIN
 from models.sharding import build_mesh
 from spade_jax.config import LearnerConfig
 from spade_jax.learner.step import Learner
@@ -42,6 +45,14 @@ def learner() -> Learner:
 def sharded_learner() -> Learner:
     """The same over eight devices, with every mesh axis but one in use."""
     return Learner(MODEL, LearnerConfig(lr=1e-2), build_mesh(2, 2, 1, 2))
+
+
+@pytest.fixture(scope="session")
+def scanned_learner() -> Learner:
+    """On one device, with stacked layers and everything computed again in the backward pass."""
+    mesh = build_mesh(1, 1, 1, 1, devices=jax.devices()[:1])
+    execution = dataclasses.replace(PLAIN, layers="scanned", remat="full")
+    return Learner(MODEL, LearnerConfig(lr=1e-2), mesh, execution=execution)
 
 
 @pytest.fixture

@@ -1,9 +1,13 @@
 """AdamW against a hand-written one, the clip, decay on matrices only, and both schedules."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 
 from spade_jax.config import LearnerConfig
 from spade_jax.learner.optim import learning_rate, make_optimizer
@@ -21,7 +25,7 @@ def adamw_by_hand(value: float, grads: list[float], config: LearnerConfig, decay
     return value
 
 
-def updated(params: dict, grads: list[dict], config: LearnerConfig) -> dict:
+def updated(params: Any, grads: list[Any], config: LearnerConfig) -> Any:
     optimizer = make_optimizer(config)
     state = optimizer.init(params)
     for grad in grads:
@@ -43,6 +47,23 @@ def test_steps_of_a_matrix_and_of_a_norm_by_hand() -> None:
         adamw_by_hand(2.0, slopes, config, 0.0), rel=1e-5
     )
     assert float(found["matrix"][0, 0]) != pytest.approx(float(found["norm"][0]), rel=1e-3)
+
+
+def test_stacked_norms_and_biases_do_not_decay() -> None:
+    """The scales of a stack have two axes, as a matrix has, and so has a bias of heads."""
+    axes = {
+        "matrix": ("layers", "embed", "mlp"),
+        "table": ("vocab", "embed"),
+        "norm": ("layers", "norm"),
+        "bias": ("layers", "heads", "head_dim"),
+    }
+    params = nnx.State(
+        {name: nnx.Param(jnp.ones((2,) * len(named)), axes=named) for name, named in axes.items()}
+    )
+    still = jax.tree.map(jnp.zeros_like, params)
+    moved = updated(params, [still], LearnerConfig(lr=0.1))
+    decayed = {name for name in axes if float(moved[name][...].max()) < 1}
+    assert decayed == {"matrix", "table"}
 
 
 def test_the_clip_is_of_the_global_norm() -> None:

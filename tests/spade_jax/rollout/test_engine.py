@@ -1,4 +1,5 @@
 import asyncio
+import dataclasses
 import functools
 import logging
 import random
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from models import transformer
+from models import layout, transformer
 from models.config import TransformerConfig
+from models.execution import PLAIN
 from models.sharding import build_mesh, param_shardings
 from spade_jax.config import EngineConfig
 from spade_jax.errors import SamplerError
@@ -392,3 +394,34 @@ def test_same_tokens_on_eight_devices(engine):
     for result, reference in zip(run(sharded, *cases), expected, strict=True):
         assert result.tokens.tolist() == reference.tokens.tolist()
         np.testing.assert_allclose(result.logprobs, reference.logprobs, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scanned_layers_sample_what_the_learner_scores(dtype):
+    """Stacked weights and cache, in the dtype of the learner's forward, which is the yardstick."""
+    execution = dataclasses.replace(PLAIN, layers="scanned", compute_dtype=dtype)
+    params = layout.stacked(parameters())
+    scanned = Engine(MODEL, CONFIG, one_device(), execution)
+    scanned.compile()
+    scanned.load(params, version=7)
+    cases = [(prompt(i, 4 + 9 * i), sampling(6), i) for i in range(5)]
+    results = run(scanned, *cases)
+    assert scanned.stats().late_compiles == 0 and scanned.num_compiles == 4
+    assert [len(result.tokens) for result in results] == [6] * 5
+    tokens = np.zeros((5, 64), np.int32)
+    for row, (case, result) in enumerate(zip(cases, results, strict=True)):
+        whole = np.concatenate([case[0], result.tokens])
+        tokens[row, : len(whole)] = whole
+
+    @jax.jit
+    def learner(params, tokens):
+        positions = jnp.tile(jnp.arange(64, dtype=jnp.int32)[None], (5, 1))
+        out = transformer.forward(MODEL, params, tokens, positions, execution=execution)
+        return jax.nn.log_softmax(transformer.logits(MODEL, params, out.hidden), axis=-1)
+
+    likely = np.asarray(learner(params, tokens))
+    bound = 1e-4 if dtype == "float32" else 0.1  # eight bits of mantissa against log-probs of -10
+    for row, (case, result) in enumerate(zip(cases, results, strict=True)):
+        places = len(case[0]) + np.arange(6)
+        expected = likely[row, places - 1, result.tokens]
+        np.testing.assert_allclose(result.logprobs, expected, atol=bound)

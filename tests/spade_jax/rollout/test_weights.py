@@ -1,9 +1,14 @@
+import dataclasses
+
 import jax
+import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh
 
 from models import transformer
 from models.config import TransformerConfig
+from models.execution import PLAIN
 from models.sharding import build_mesh, param_shardings
 from spade_jax.rollout import weights
 
@@ -31,7 +36,7 @@ def parameters(mesh: Mesh) -> transformer.Params:
 def test_arrays_that_lie_right_are_not_copied():
     mesh = build_mesh(1, 1, 1, 1, devices=jax.devices()[:1])
     params = parameters(mesh)
-    moved = weights.to_sampler(MODEL, mesh, params)
+    moved = weights.to_sampler(MODEL, mesh, PLAIN, params)
     for before, after in zip(jax.tree.leaves(params), jax.tree.leaves(moved), strict=True):
         assert after is before
 
@@ -40,7 +45,7 @@ def test_moves_between_meshes():
     learner = build_mesh(1, 4, 2, 1)
     sampler = build_mesh(1, 1, 1, 2, devices=jax.devices()[:2])
     params = parameters(learner)
-    moved = weights.to_sampler(MODEL, sampler, params)
+    moved = weights.to_sampler(MODEL, sampler, PLAIN, params)
     expected = jax.tree.leaves(param_shardings(MODEL, sampler))
     for before, after, target in zip(
         jax.tree.leaves(params), jax.tree.leaves(moved), expected, strict=True
@@ -49,8 +54,19 @@ def test_moves_between_meshes():
         np.testing.assert_array_equal(np.asarray(before), np.asarray(after))
 
 
-def test_cache_heads_are_split_where_they_divide():
-    two = weights.cache_sharding(MODEL, build_mesh(1, 4, 1, 2))
-    assert two.shard_shape((3, 5, 2, 4)) == (3, 5, 1, 4)
-    eight = weights.cache_sharding(MODEL, build_mesh(1, 1, 1, 8))
-    assert eight.shard_shape((3, 5, 2, 4)) == (3, 5, 2, 4)
+def test_the_copy_has_the_dtypes_that_the_forward_takes():
+    """Products in bfloat16, rounded once; norms and the router as the learner has them."""
+    mesh = build_mesh(1, 1, 1, 1, devices=jax.devices()[:1])
+    params, rounded = parameters(mesh), 0
+    execution = dataclasses.replace(PLAIN, compute_dtype="bfloat16")
+    moved = weights.to_sampler(MODEL, mesh, execution, params)
+    shapes = weights.abstract_params(MODEL, execution)
+    assert jax.tree.structure(moved) == jax.tree.structure(shapes)
+    for path, leaf in nnx.to_flat_state(moved):
+        before = dict(nnx.to_flat_state(params))[path][...]
+        wanted = dict(nnx.to_flat_state(shapes))[path].dtype
+        kept = path[-1] in ("scale", "router")
+        assert leaf.dtype == wanted == (jnp.float32 if kept else jnp.bfloat16)
+        np.testing.assert_array_equal(leaf[...], before.astype(wanted))
+        rounded += not kept
+    assert rounded == 7

@@ -1,0 +1,166 @@
+"""The decoder blocks, and running all of them: over packed rows or through the cache, unrolled or
+scanned.
+
+A stack of layers is scanned with its cache as one array that is carried along and updated in place;
+a layer finds its slots in it by an offset. Every layer is alike: where a family alternates kinds of
+layers (sliding windows, state spaces), a block takes its kind here and a stack becomes a stack of
+periods.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int
+
+from models.attention import Attention, attend_cached, attend_packed
+from models.cache import Cache
+from models.config import TransformerConfig
+from models.errors import ModelError
+from models.execution import Execution
+from models.layers import RMSNorm, cast_params
+from models.moe import MoE
+from models.sharding import keep_rows
+
+REMAT: dict[str, Callable[..., Any] | None] = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": None,  # nothing is kept but the inputs of a layer
+}
+
+
+class Block(nnx.Module):
+    """Pre-norm attention and experts, each added to the residual stream."""
+
+    def __init__(self, config: TransformerConfig, rngs: nnx.Rngs) -> None:
+        self.attention_norm = RMSNorm(config.embed, config.norm_eps)
+        self.attention = Attention(config, rngs)
+        self.moe_norm = RMSNorm(config.embed, config.norm_eps)
+        self.moe = MoE(config, rngs)
+
+
+class Call(NamedTuple):
+    """What the layers of one forward share."""
+
+    config: TransformerConfig
+    execution: Execution
+    mesh: Mesh | None
+    cos: Float[Array, "rows seq 1 half"]
+    sin: Float[Array, "rows seq 1 half"]
+    live: Bool[Array, "rows seq"]
+
+
+@functools.lru_cache(maxsize=32)
+def _graph(config: TransformerConfig) -> nnx.GraphDef:
+    return nnx.split(nnx.eval_shape(lambda: Block(config, nnx.Rngs(params=0))))[0]
+
+
+def _run(
+    call: Call,
+    params: nnx.State,
+    x: Array,
+    attend: Callable[[Array, Array, Array], tuple[Array, Any]],
+    *,
+    split: bool,
+    name: str = "",
+) -> tuple[Array, Array, Any]:
+    """Run one block; `attend` returns the heads and what it wrote, `split` says of the rows whether
+    the mesh splits them.
+    """
+    block = nnx.merge(_graph(call.config), cast_params(params, x.dtype))
+    keep = functools.partial(keep_rows, call.mesh, split=split)
+    with jax.named_scope(f"attention{name}"):
+        heads, written = attend(
+            *block.attention.project(block.attention_norm(x), call.cos, call.sin)
+        )
+        x = keep(x + block.attention.merge(heads))
+    with jax.named_scope(f"experts{name}"):
+        output, load = block.moe(block.moe_norm(x), call.live, call.mesh if split else None)
+        x = keep(x + output)
+    return x, load, written
+
+
+def run_packed(
+    call: Call,
+    blocks: nnx.State,
+    x: Float[Array, "rows seq embed"],
+    segment_ids: Int[Array, "rows seq"],
+) -> tuple[Float[Array, "rows seq embed"], Float[Array, "layers experts"]]:
+    """Run all blocks over packed rows; return the residual stream and the experts' loads."""
+    scanned = 0 not in blocks
+
+    def attend(query: Array, key: Array, value: Array) -> tuple[Array, None]:
+        backend = call.execution.attention
+        return attend_packed(query, key, value, segment_ids, call.mesh, backend), None
+
+    def layer(name: str, x: Array, params: nnx.State) -> tuple[Array, Array]:
+        return _run(call, params, x, attend, split=True, name=name)[:2]
+
+    if (remat := call.execution.remat) != "none":
+        # A scan keeps what is computed again apart from the first computation by itself.
+        layer = jax.checkpoint(
+            layer, policy=REMAT[remat], prevent_cse=not scanned, static_argnums=0
+        )
+    if scanned:
+        return jax.lax.scan(functools.partial(layer, ""), x, blocks)
+    loads = []
+    for index in range(len(blocks)):
+        x, load = layer(f"_{index}", x, blocks[index])
+        loads.append(load)
+    return x, jnp.stack(loads)
+
+
+def run_cached(
+    call: Call,
+    blocks: nnx.State,
+    x: Float[Array, "rows seq embed"],
+    positions: Int[Array, "rows seq"],
+    slot_ids: Int[Array, " rows"],
+    cache: Cache,
+) -> tuple[Float[Array, "rows seq embed"], Float[Array, "layers experts"], Cache]:
+    """Run all blocks through the cache; return what `run_packed` does, and the cache written to."""
+    keys, values = cache
+    if isinstance(keys, tuple) != (0 in blocks) or isinstance(values, tuple) != (0 in blocks):
+        raise ModelError(
+            "the layers of parameters and cache are not alike: one is unrolled, the other scanned; "
+            "make both with the same `execution`"
+        )
+
+    def layer(
+        x: Array, params: nnx.State, pair: tuple[Array, Array], slots: Array, name: str = ""
+    ) -> tuple[Array, Array, tuple[Array, Array]]:
+        backend = call.execution.attention
+
+        def attend(query: Array, key: Array, value: Array) -> tuple[Array, tuple[Array, Array]]:
+            heads, *written = attend_cached(
+                query, key, value, *pair, slots, positions, call.mesh, backend
+            )
+            return heads, (written[0], written[1])
+
+        return _run(call, params, x, attend, split=False, name=name)
+
+    if isinstance(keys, tuple) or isinstance(values, tuple):
+        written, loads = [], []
+        for index, pair in enumerate(zip(keys, values, strict=True)):
+            x, load, pair = layer(x, blocks[index], pair, slot_ids, f"_{index}")
+            written.append(pair)
+            loads.append(load)
+        return x, jnp.stack(loads), Cache(*zip(*written, strict=True))
+
+    num_slots = keys.shape[1]
+
+    def step(
+        carry: tuple[Array, tuple[Array, Array]], inputs: tuple[nnx.State, Array]
+    ) -> tuple[tuple[Array, tuple[Array, Array]], Array]:
+        (x, pair), (params, index) = carry, inputs
+        x, load, pair = layer(x, params, pair, index * num_slots + slot_ids)
+        return (x, pair), load
+
+    # Layers and slots as one axis: a layer's part is never cut out, which would copy it.
+    flat = keys.reshape(-1, *keys.shape[2:]), values.reshape(-1, *values.shape[2:])
+    indices = jnp.arange(keys.shape[0], dtype=slot_ids.dtype)
+    (x, flat), loads = jax.lax.scan(step, (x, flat), (blocks, indices))
+    return x, loads, Cache(flat[0].reshape(keys.shape), flat[1].reshape(values.shape))

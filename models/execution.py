@@ -1,0 +1,32 @@
+"""How a model runs: the layout of its layers, number formats, attention kernel and
+rematerialisation.
+
+None of it says which model it is, so none of it is stored with weights. `auto` is settled once, by
+`models.backends.resolve`, from the devices; everything but `resolve` takes settled values only.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Layers = Literal["auto", "unrolled", "scanned"]
+Dtype = Literal["auto", "float32", "bfloat16"]
+AttentionBackend = Literal["auto", "xla", "splash", "cudnn"]
+Remat = Literal["auto", "none", "dots", "full"]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Choices for a platform, the same for sampler and learner; `auto` lets the devices decide."""
+
+    # unrolled: a list of layers (auto on CPU); scanned: stacked weights, one compiled layer
+    layers: Layers = "auto"
+    # activations and products; norms, softmax, router, rotary angles and scores are float32 always
+    compute_dtype: Dtype = "auto"
+    param_dtype: Dtype = "auto"  # weights and optimiser moments of the learner; auto: float32
+    attention: AttentionBackend = "auto"  # xla runs everywhere; splash on TPU, cudnn on NVIDIA
+    # what the backward pass computes again: nothing, all but products with weights, or everything
+    remat: Remat = "auto"
+
+
+PLAIN = Execution("unrolled", "float32", "float32", "xla", "none")
+"""What runs everywhere: the choices on CPU."""
