@@ -35,14 +35,19 @@ def resolve(execution: Execution, config: TransformerConfig, device: Any = None)
         name: value for name, value in automatic.items() if getattr(execution, name) == "auto"
     }
     execution = dataclasses.replace(execution, **settled)
-    execution = dataclasses.replace(execution, attention=_attention(execution, config, device))
+    execution = dataclasses.replace(
+        execution,
+        attention=_attention(execution, config, device),
+        experts=_experts(execution, device),
+    )
     logger.info(
-        "on %s: %s layers, %s activations, %s weights, attention %s, remat %s",
+        "on %s: %s layers, %s activations, %s weights, attention %s, experts %s, remat %s",
         device.device_kind,
         execution.layers,
         execution.compute_dtype,
         execution.param_dtype,
         execution.attention,
+        execution.experts,
         execution.remat,
     )
     return execution
@@ -69,3 +74,20 @@ def _attention(execution: Execution, config: TransformerConfig, device: Any) -> 
         )
     kernels.attention(name)  # raises if it cannot be loaded
     return name
+
+
+def _experts(execution: Execution, device: Any) -> Any:
+    """Name the back-end of grouped products, and check that it runs."""
+    name, dtype = execution.experts, execution.compute_dtype
+    best = kernels.grouped_backend(device, dtype) or "blocks"
+    # What runs on Ampere and later runs on Hopper as well.
+    able = {"blocks", best} | ({"triton"} if best == "hopper" else set())
+    if name != "auto" and name not in able:
+        raise ModelError(
+            f"execution.experts={name} does not run on {device.platform} ({device.device_kind}) "
+            f"in {dtype}; set it to {' or '.join(sorted(able))}, or to auto"
+        )
+    chosen = best if name == "auto" else name
+    if chosen != "blocks":
+        kernels.grouped(chosen)  # raises if it cannot be loaded
+    return chosen

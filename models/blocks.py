@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Integer
 
 from models.attention import Attention, attend_cached, attend_packed
 from models.cache import Cache
@@ -24,6 +24,7 @@ from models.errors import ModelError
 from models.execution import Execution
 from models.layers import RMSNorm, cast_params
 from models.moe import MoE
+from models.routing import Routing
 from models.sharding import keep_rows
 
 REMAT: dict[str, Callable[..., Any] | None] = {
@@ -66,7 +67,8 @@ def _run(
     *,
     split: bool,
     name: str = "",
-) -> tuple[Array, Array, Any]:
+    replay: Array | None = None,
+) -> tuple[Array, Routing, Any]:
     """Run one block; `attend` returns the heads and what it wrote, `split` says of the rows whether
     the mesh splits them.
     """
@@ -78,9 +80,17 @@ def _run(
         )
         x = keep(x + block.attention.merge(heads))
     with jax.named_scope(f"experts{name}"):
-        output, load = block.moe(block.moe_norm(x), call.live, call.mesh if split else None)
+        output, routing = block.moe(
+            block.moe_norm(x),
+            call.live,
+            call.mesh,
+            split=split,
+            backend=call.execution.experts,
+            transport=call.execution.transport,
+            replay=replay,
+        )
         x = keep(x + output)
-    return x, load, written
+    return x, routing, written
 
 
 def run_packed(
@@ -88,16 +98,18 @@ def run_packed(
     blocks: nnx.State,
     x: Float[Array, "rows seq embed"],
     segment_ids: Int[Array, "rows seq"],
-) -> tuple[Float[Array, "rows seq embed"], Float[Array, "layers experts"]]:
-    """Run all blocks over packed rows; return the residual stream and the experts' loads."""
+    replay: Integer[Array, "layers rows seq chosen"] | None = None,
+) -> tuple[Float[Array, "rows seq embed"], Routing]:
+    """Run all blocks over packed rows; return the residual stream and the routing of each layer."""
     scanned = 0 not in blocks
 
     def attend(query: Array, key: Array, value: Array) -> tuple[Array, None]:
         backend = call.execution.attention
         return attend_packed(query, key, value, segment_ids, call.mesh, backend), None
 
-    def layer(name: str, x: Array, params: nnx.State) -> tuple[Array, Array]:
-        return _run(call, params, x, attend, split=True, name=name)[:2]
+    def layer(name: str, x: Array, inputs: tuple[nnx.State, Array | None]) -> tuple[Array, Routing]:
+        params, replay = inputs
+        return _run(call, params, x, attend, split=True, name=name, replay=replay)[:2]
 
     if (remat := call.execution.remat) != "none":
         # A scan keeps what is computed again apart from the first computation by itself.
@@ -105,12 +117,18 @@ def run_packed(
             layer, policy=REMAT[remat], prevent_cse=not scanned, static_argnums=0
         )
     if scanned:
-        return jax.lax.scan(functools.partial(layer, ""), x, blocks)
-    loads = []
+        return jax.lax.scan(functools.partial(layer, ""), x, (blocks, replay))
+    routings = []
     for index in range(len(blocks)):
-        x, load = layer(f"_{index}", x, blocks[index])
-        loads.append(load)
-    return x, jnp.stack(loads)
+        inputs = blocks[index], None if replay is None else replay[index]
+        x, routing = layer(f"_{index}", x, inputs)
+        routings.append(routing)
+    return x, _stack(routings)
+
+
+def _stack(routings: list[Routing]) -> Routing:
+    """Join the layers' routings as a scan would."""
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *routings)
 
 
 def run_cached(
@@ -120,7 +138,7 @@ def run_cached(
     positions: Int[Array, "rows seq"],
     slot_ids: Int[Array, " rows"],
     cache: Cache,
-) -> tuple[Float[Array, "rows seq embed"], Float[Array, "layers experts"], Cache]:
+) -> tuple[Float[Array, "rows seq embed"], Routing, Cache]:
     """Run all blocks through the cache; return what `run_packed` does, and the cache written to."""
     keys, values = cache
     if isinstance(keys, tuple) != (0 in blocks) or isinstance(values, tuple) != (0 in blocks):
@@ -131,7 +149,7 @@ def run_cached(
 
     def layer(
         x: Array, params: nnx.State, pair: tuple[Array, Array], slots: Array, name: str = ""
-    ) -> tuple[Array, Array, tuple[Array, Array]]:
+    ) -> tuple[Array, Routing, tuple[Array, Array]]:
         backend = call.execution.attention
 
         def attend(query: Array, key: Array, value: Array) -> tuple[Array, tuple[Array, Array]]:
@@ -143,24 +161,24 @@ def run_cached(
         return _run(call, params, x, attend, split=False, name=name)
 
     if isinstance(keys, tuple) or isinstance(values, tuple):
-        written, loads = [], []
+        written, routings = [], []
         for index, pair in enumerate(zip(keys, values, strict=True)):
-            x, load, pair = layer(x, blocks[index], pair, slot_ids, f"_{index}")
+            x, routing, pair = layer(x, blocks[index], pair, slot_ids, f"_{index}")
             written.append(pair)
-            loads.append(load)
-        return x, jnp.stack(loads), Cache(*zip(*written, strict=True))
+            routings.append(routing)
+        return x, _stack(routings), Cache(*zip(*written, strict=True))
 
     num_slots = keys.shape[1]
 
     def step(
         carry: tuple[Array, tuple[Array, Array]], inputs: tuple[nnx.State, Array]
-    ) -> tuple[tuple[Array, tuple[Array, Array]], Array]:
+    ) -> tuple[tuple[Array, tuple[Array, Array]], Routing]:
         (x, pair), (params, index) = carry, inputs
-        x, load, pair = layer(x, params, pair, index * num_slots + slot_ids)
-        return (x, pair), load
+        x, routing, pair = layer(x, params, pair, index * num_slots + slot_ids)
+        return (x, pair), routing
 
     # Layers and slots as one axis: a layer's part is never cut out, which would copy it.
     flat = keys.reshape(-1, *keys.shape[2:]), values.reshape(-1, *values.shape[2:])
     indices = jnp.arange(keys.shape[0], dtype=slot_ids.dtype)
-    (x, flat), loads = jax.lax.scan(step, (x, flat), (blocks, indices))
-    return x, loads, Cache(flat[0].reshape(keys.shape), flat[1].reshape(values.shape))
+    (x, flat), routing = jax.lax.scan(step, (x, flat), (blocks, indices))
+    return x, routing, Cache(flat[0].reshape(keys.shape), flat[1].reshape(values.shape))

@@ -1,159 +1,58 @@
-"""Mixture-of-experts feed-forward: router, dispatch by sorting, grouped matrix products, combine.
+"""Mixture-of-experts feed-forward: router, transport of tokens to their experts, combination.
 
-Dropless at any load: every routed token is computed by each of its experts, whatever the balance.
-Router probabilities are a float32 softmax over all experts, and the chosen ones are renormalised to
-sum to one (Qwen3-MoE `norm_topk_prob`). Balance losses and accelerator kernels are not here.
+Dropless at any load: every live token is computed by each of its experts, whatever the balance.
+Over a mesh, experts stay on the devices of the axis `expert` and are never gathered, their hidden
+width is split over `tensor`, and what `fsdp` splits is gathered for use. The router is in
+`models.routing`, the work on one device in `models.dispatch`.
 """
 
-from collections.abc import Callable
+import functools
+import logging
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Integer
 
 from models.config import TransformerConfig
+from models.dispatch import Experts, Result, apply_experts, gated, send_to_experts
+from models.execution import Transport
 from models.layers import fan_in, normal
+from models.routing import Routes, Routing, route
 from models.sharding import ROW_AXES, split_rows, sum_over
 
+logger = logging.getLogger(__name__)
 
-def block_rows(rows: int, experts: int) -> int:
-    """Rows of one block of the grouped product: a power of two below an expert's fair share / 8."""
-    share = max(rows // (8 * experts), 1)
-    return min(max(1 << (share.bit_length() - 1), 8), 256)
+FEW_TOKENS = 64  # tokens a device up to which all of them go everywhere
 
 
-def _for_each_expert(group_sizes: Array, function: Callable, carry: Array) -> Array:
-    """Fold function(expert, first row, end row, carry) over the experts with rows, in order."""
-    ends = jnp.cumsum(group_sizes)
-    order = jnp.argsort(group_sizes == 0, stable=True)
+@functools.lru_cache(maxsize=256)  # settled once for a shape, and logged once
+def choose_transport(
+    name: Transport, mesh: Mesh, tokens: int, chosen: int, split: bool
+) -> Transport:
+    """Say how tokens reach experts on other devices.
 
-    def step(index: Array, carry: Array) -> Array:
-        expert = order[index]
-        return function(expert, ends[expert] - group_sizes[expert], ends[expert], carry)
-
-    return jax.lax.fori_loop(0, jnp.sum(group_sizes > 0), step, carry)
-
-
-def _product(x: Array, w: Array, group_sizes: Array, contract: int) -> Array:
-    """Multiply each group of rows by its expert's matrix, contracting that matrix's given axis.
-
-    The rows that a group's last block computes beyond the group are overwritten by the next group,
-    which starts exactly there: no mask, and no gather into padding. Groups of 3, 0 and 5 rows in
-    blocks of 4, rows in brackets written twice:
-
-        expert 0    0 1 2 [3]
-        expert 2          3 4 5 6
-                                  7 [8 9 10]     set to zero at the end
+    replicated    every device of `expert` has all tokens, and the results are added up: little to
+                  send when tokens are few, and the only way when the mesh does not split the rows
+    gather        tokens are gathered, and each device keeps the sum of its own
+    ragged        each copy of a token goes to its expert's device: less to send where a token has
+                  fewer experts than `expert` has devices, and by default on TPU alone, whose
+                  interconnect the ragged all-to-all uses well
     """
-    rows, out = x.shape[0], w.shape[2 - contract]
-    block = block_rows(rows, w.shape[0])
-    padded = jnp.pad(x, ((0, block), (0, 0)))
-
-    def expert_rows(expert: Array, start: Array, end: Array, result: Array) -> Array:
-        matrix = jax.lax.dynamic_index_in_dim(w, expert, keepdims=False)
-
-        def step(index: Array, result: Array) -> Array:
-            row = start + index * block
-            tile = jax.lax.dynamic_slice_in_dim(padded, row, block)
-            product = jax.lax.dot_general(tile, matrix, (((1,), (contract,)), ((), ())))
-            return jax.lax.dynamic_update_slice_in_dim(result, product, row, 0)
-
-        return jax.lax.fori_loop(0, (end - start + block - 1) // block, step, result)
-
-    result = jnp.zeros((rows + block, out), x.dtype)
-    result = _for_each_expert(group_sizes, expert_rows, result)
-    tail = jnp.zeros((block, out), x.dtype)
-    return jax.lax.dynamic_update_slice_in_dim(result, tail, jnp.sum(group_sizes), 0)[:rows]
-
-
-@jax.custom_vjp
-def grouped_matmul(
-    x: Float[Array, "tokens in"],
-    w: Float[Array, "experts in out"],
-    group_sizes: Int[Array, " experts"],
-) -> Float[Array, "tokens out"]:
-    """Multiply consecutive groups of rows of `x` each by its own matrix.
-
-    `group_sizes` may sum to fewer than `tokens`: rows past the sum give zeros and get no gradient.
-    """
-    return _product(x, w, group_sizes, contract=0)
-
-
-def _grouped_matmul_forward(x: Array, w: Array, group_sizes: Array):
-    return grouped_matmul(x, w, group_sizes), (x, w, group_sizes)
-
-
-def _grouped_matmul_backward(residuals: tuple[Array, Array, Array], grad: Array):
-    x, w, group_sizes = residuals
-    return _product(grad, w, group_sizes, contract=1), _outer(x, grad, group_sizes), None
-
-
-def _outer(x: Array, grad: Array, group_sizes: Array) -> Array:
-    """Sum x^T grad over the rows of each group."""
-    experts, shape = group_sizes.shape[0], (x.shape[1], grad.shape[1])
-    block = block_rows(x.shape[0], experts)
-    x, grad = jnp.pad(x, ((0, block), (0, 0))), jnp.pad(grad, ((0, block), (0, 0)))
-
-    def expert_sum(expert: Array, start: Array, end: Array, result: Array) -> Array:
-        def step(index: Array, total: Array) -> Array:
-            row = start + index * block
-            own = (row + jnp.arange(block) < end)[:, None]
-            tile = jax.lax.dynamic_slice_in_dim(x, row, block)
-            tile = jnp.where(own, tile, jnp.zeros((), x.dtype))
-            grad_tile = jax.lax.dynamic_slice_in_dim(grad, row, block)
-            return total + jax.lax.dot_general(tile, grad_tile, (((0,), (0,)), ((), ())))
-
-        total = jnp.zeros(shape, x.dtype)
-        total = jax.lax.fori_loop(0, (end - start + block - 1) // block, step, total)
-        return jax.lax.dynamic_update_index_in_dim(result, total, expert, 0)
-
-    return _for_each_expert(group_sizes, expert_sum, jnp.zeros((experts, *shape), x.dtype))
-
-
-grouped_matmul.defvjp(_grouped_matmul_forward, _grouped_matmul_backward)
-
-
-@jax.custom_vjp
-def permute_rows(
-    x: Float[Array, "rows size"], order: Int[Array, " rows"], inverse: Int[Array, " rows"]
-) -> Float[Array, "rows size"]:
-    """Return x[order]; the gradient gathers by `inverse`, where autodiff would scatter-add."""
-    return x[order]
-
-
-def _permute_forward(x: Array, order: Array, inverse: Array):
-    return x[order], inverse
-
-
-def _permute_backward(inverse: Array, grad: Array):
-    return grad[inverse], None, None
-
-
-permute_rows.defvjp(_permute_forward, _permute_backward)
-
-
-def route(
-    x: Float[Array, "tokens embed"],
-    router: Float[Array, "embed experts"],
-    experts_per_token: int,
-    normalize: bool = True,
-) -> tuple[Int[Array, "tokens chosen"], Float[Array, "tokens chosen"]]:
-    """Return the experts of each token, best first, and their weights.
-
-    With `normalize`, several weights are made to sum to one; a single one stays the router's
-    probability, without which the router would have no gradient.
-    """
-    x, router = x.astype(jnp.float32), router.astype(jnp.float32)
-    probs = jax.nn.softmax(jnp.dot(x, router, precision=jax.lax.Precision.HIGHEST), axis=-1)
-    _, chosen = jax.lax.top_k(jax.lax.stop_gradient(probs), experts_per_token)
-    # Picked by comparison: the gradient of a gather would be a scatter.
-    picked = chosen[:, :, None] == jnp.arange(router.shape[1])[None, None, :]
-    weights = jnp.sum(jnp.where(picked, probs[:, None, :], 0.0), axis=-1)
-    if experts_per_token == 1 or not normalize:
-        return chosen, weights
-    return chosen, weights / jnp.sum(weights, axis=-1, keepdims=True)
+    shards = mesh.shape["expert"]
+    each = tokens // (mesh.size // mesh.shape["tensor"])
+    if not split or (name == "auto" and each <= FEW_TOKENS):
+        found: Transport = "replicated"
+    elif name != "auto":
+        found = name
+    else:
+        is_tpu = mesh.devices.flat[0].platform == "tpu"
+        found = "ragged" if is_tpu and chosen < shards else "gather"
+    if shards > 1:
+        logger.info("%d tokens over %d shards of the experts: %s (%s)", tokens, shards, found, name)
+    return found
 
 
 class MoE(nnx.Module):
@@ -181,85 +80,132 @@ class MoE(nnx.Module):
         x: Float[Array, "rows seq embed"],
         live: Bool[Array, "rows seq"],
         mesh: Mesh | None = None,
-    ) -> tuple[Float[Array, "rows seq embed"], Float[Array, " experts"]]:
-        """Return the output, zeros for tokens not live, and how many tokens each expert received.
+        *,
+        split: bool = True,
+        backend: str = "blocks",
+        transport: Transport = "auto",
+        replay: Integer[Array, "rows seq chosen"] | None = None,
+    ) -> tuple[Float[Array, "rows seq embed"], Routing]:
+        """Return the output, zeros for tokens not live, and what the router did.
 
-        With a mesh, each device routes its own rows through its slice of every expert's `mlp`.
+        Args:
+            mesh: where the weights lie; None is one device.
+            split: whether the mesh splits the rows, or each device has all of them.
+            backend, transport: as in `models.execution`.
+            replay: experts to take instead of the router's choice; it still weighs them.
         """
-        router = None if self.router is None else self.router[...]
-
-        def local(x: Array, live: Array, router: Array | None, gate_up: Array, down: Array):
-            flat, live = x.reshape(-1, x.shape[-1]), live.reshape(-1)
-            if router is None:
-                output, load = _dense(flat, live, gate_up, down)
-            else:
-                output, load = _routed(
-                    flat, live, router, gate_up, down, self.experts_per_token, self.normalize
-                )
-            output = sum_over(mesh, output, "tensor")
-            return output.reshape(x.shape), sum_over(mesh, load, ROW_AXES)
-
-        inputs = (
-            PartitionSpec(ROW_AXES),
-            PartitionSpec(ROW_AXES),
-            None if router is None else PartitionSpec(),
-            PartitionSpec(None, None, None, "tensor"),
-            PartitionSpec(None, "tensor"),
+        mesh = None if mesh is None or mesh.size == 1 else mesh
+        rows: tuple[str, ...] = ROW_AXES if split else ()
+        kind: Transport | None = None
+        if mesh is not None:
+            kind = choose_transport(transport, mesh, live.size, self.experts_per_token, split)
+            if kind == "replicated":
+                rows = tuple(axis for axis in rows if axis != "expert")
+        layer = functools.partial(
+            _layer,
+            mesh=mesh,
+            rows=rows,
+            transport=kind,
+            native=mesh is not None and mesh.devices.flat[0].platform == "tpu",
+            backend=backend,
+            chosen=self.experts_per_token,
+            normalize=self.normalize,
         )
-        outputs = (PartitionSpec(ROW_AXES), PartitionSpec())
-        split = split_rows(mesh, local, inputs, outputs)
-        return split(x, live, router, self.gate_up[...], self.down[...])
+        whole, by_row = PartitionSpec(), PartitionSpec(rows)
+        inputs = (
+            by_row,
+            by_row,
+            None if self.router is None else whole,
+            PartitionSpec("expert", "fsdp", None, "tensor"),
+            PartitionSpec("expert", "tensor", "fsdp"),
+            None if replay is None else by_row,
+        )
+        specs: Any = (by_row, whole, whole, whole, whole, whole)
+        outputs = (by_row, Routing(*specs))
+        router = None if self.router is None else self.router[...]
+        gate_up, down = (weight[...].astype(x.dtype) for weight in (self.gate_up, self.down))
+        return split_rows(mesh, layer, inputs, outputs)(x, live, router, gate_up, down, replay)
 
 
-def _dense(x: Array, live: Array, gate_up: Array, down: Array) -> tuple[Array, Array]:
-    """Apply the only expert to every token."""
-    hidden = _swiglu(x @ gate_up[0].reshape(x.shape[1], -1))
-    zero = jnp.zeros((), x.dtype)
-    return jnp.where(live[:, None], hidden @ down[0], zero), jnp.sum(live, dtype=jnp.float32)[None]
-
-
-def _routed(
+def _layer(
     x: Array,
     live: Array,
-    router: Array,
+    router: Array | None,
     gate_up: Array,
     down: Array,
-    experts_per_token: int,
+    replay: Array | None,
+    *,
+    mesh: Mesh | None,
+    rows: tuple[str, ...],
+    transport: Transport | None,
+    native: bool,
+    backend: str,
+    chosen: int,
     normalize: bool,
-) -> tuple[Array, Array]:
-    """Sort the tokens by expert, apply the experts, and add up the results of each token."""
-    num_tokens, embed = x.shape
-    experts = gate_up.shape[0]
+) -> tuple[Array, Routing]:
+    """Compute what one device has to: `rows` names the mesh axes that its rows are split over."""
+    if mesh is not None:
+        gate_up = jax.lax.all_gather(gate_up, "fsdp", axis=1, tiled=True)
+        down = jax.lax.all_gather(down, "fsdp", axis=2, tiled=True)
+    experts = Experts(gate_up.reshape(*gate_up.shape[:2], -1), down)
+    if router is None:
+        return _dense(x, live, experts, mesh, rows)
     with jax.named_scope("moe_route"):
-        chosen, weights = route(x, router, experts_per_token, normalize)
-    with jax.named_scope("moe_dispatch"):
-        # Padding is sorted behind the last group, which grouped_matmul does not compute.
-        chosen = jnp.where(live[:, None], chosen, experts).reshape(-1)
-        order, inverse = sort_by_expert(chosen)
-        group_sizes = jnp.sum(
-            chosen[:, None] == jnp.arange(experts)[None, :], axis=0, dtype=jnp.int32
+        routes = route(x, live, router, chosen, normalize=normalize, replay=replay)
+    # Padding goes to no expert.
+    ids = jnp.where(live[:, :, None], routes.chosen, -1).reshape(-1, chosen)
+    flat, weights = x.reshape(-1, x.shape[-1]), routes.weights.reshape(ids.shape)
+    shards = 1 if mesh is None else mesh.shape["expert"]
+    if transport == "ragged":
+        result = send_to_experts(flat, weights, ids, experts, backend, shards, native=native)
+        output = result.output.astype(x.dtype)
+    elif transport == "gather":
+        flat, weights, ids = (
+            jax.lax.all_gather(part, "expert", tiled=True) for part in (flat, weights, ids)
         )
-        copies = jnp.repeat(x, experts_per_token, axis=0)
-        grouped = permute_rows(copies, order, inverse)
-    with jax.named_scope("moe_experts"):
-        hidden = grouped_matmul(grouped, gate_up.reshape(experts, embed, -1), group_sizes)
-        output = grouped_matmul(_swiglu(hidden), down, group_sizes)
-    with jax.named_scope("moe_combine"):
-        output = permute_rows(output, inverse, order).reshape(num_tokens, -1, embed)
-        output = jnp.sum(output.astype(jnp.float32) * weights[:, :, None], axis=1).astype(x.dtype)
-    return output, group_sizes.astype(jnp.float32)
+        result = apply_experts(flat, weights, _from_here(ids, experts), experts, backend, shards)
+        output = jax.lax.psum_scatter(result.output.astype(x.dtype), "expert", tiled=True)
+    else:
+        here = ids if mesh is None else _from_here(ids, experts)
+        result = apply_experts(flat, weights, here, experts, backend, shards)
+        output = sum_over(mesh, result.output.astype(x.dtype), "expert")
+    output = sum_over(mesh, output, "tensor").reshape(x.shape)
+    return output, _summed(routes, live, result, mesh, rows)
 
 
-def sort_by_expert(
-    chosen: Int[Array, " rows"],
-) -> tuple[Int[Array, " rows"], Int[Array, " rows"]]:
-    """Return the stable order of the rows by expert, and its inverse."""
-    order = jnp.argsort(chosen, stable=True)
-    rows = jnp.arange(chosen.shape[0], dtype=order.dtype)
-    return order, jnp.zeros_like(order).at[order].set(rows, unique_indices=True)
+def _from_here(ids: Array, experts: Experts) -> Array:
+    """Count experts from the first one of this device, and none of other devices."""
+    local_experts = experts.down.shape[0]
+    here = ids - jax.lax.axis_index("expert") * local_experts
+    return jnp.where((here >= 0) & (here < local_experts), here, -1)
 
 
-def _swiglu(gate_up: Array) -> Array:
-    """Return silu(gate) * up, from the two stored side by side."""
-    gate, up = jnp.split(gate_up, 2, axis=-1)
-    return jax.nn.silu(gate) * up
+def _summed(
+    routes: Routes, live: Array, result: Result, mesh: Mesh | None, rows: tuple[str, ...]
+) -> Routing:
+    """Add up over the devices what each did with its rows."""
+    total = functools.partial(sum_over, mesh, axes=rows)
+    load = total(routes.load)
+    computed = sum_over(mesh, result.computed, tuple(dict.fromkeys((*rows, "expert"))))
+    return Routing(
+        chosen=routes.chosen,
+        load=load,
+        tokens=total(jnp.sum(live, dtype=jnp.float32)),
+        dropped=jnp.sum(load) - computed,
+        balance=total(routes.balance),
+        router_z=total(routes.router_z),
+    )
+
+
+def _dense(
+    x: Array, live: Array, experts: Experts, mesh: Mesh | None, rows: tuple[str, ...]
+) -> tuple[Array, Routing]:
+    """Apply the only expert to every token."""
+    flat = x.reshape(-1, x.shape[-1])
+    hidden = gated(flat @ experts.gate_up[0], jnp.ones(flat.shape[:1], jnp.float32))
+    output = sum_over(mesh, (hidden @ experts.down[0]).reshape(x.shape), "tensor")
+    tokens = sum_over(mesh, jnp.sum(live, dtype=jnp.float32), rows)
+    zero = jnp.zeros((), jnp.float32)
+    chosen = jnp.zeros((*live.shape, 1), jnp.int32)
+    routing = Routing(chosen, tokens[None], tokens, zero, zero, zero)
+    return jnp.where(live[:, :, None], output, jnp.zeros_like(output)), routing

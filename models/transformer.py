@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Integer, PRNGKeyArray
 
 from models import embedding, layout
 from models.blocks import Block, Call, run_cached, run_packed
@@ -24,6 +24,7 @@ from models.config import TransformerConfig
 from models.errors import ModelError
 from models.execution import PLAIN, Execution
 from models.layers import RMSNorm, fan_in, normal, rms_norm, rotary_angles
+from models.routing import Routing
 from models.sharding import keep_rows, param_shardings
 
 __all__ = [
@@ -46,7 +47,12 @@ class Forward(NamedTuple):
 
     hidden: Float[Array, "rows seq embed"]  # after the final norm; `logits` takes it from here
     cache: Cache | None  # the cache with this call's keys and values written
-    expert_load: Float[Array, "layers experts"]  # live tokens each expert received
+    routing: Routing  # what the routers did, over a leading axis of layers
+
+    @property
+    def expert_load(self) -> Any:  # [layers, experts]; NumPy once fetched to the host
+        """Live tokens that each expert received."""
+        return self.routing.load
 
 
 class Transformer(nnx.Module):
@@ -117,6 +123,7 @@ def forward(
     slot_ids: Int[Array, " rows"] | None = None,
     mesh: Mesh | None = None,
     execution: Execution = PLAIN,
+    replay: Integer[Array, "layers rows seq chosen"] | None = None,
 ) -> Forward:
     """Run the transformer over packed rows, or through a cache when one is given.
 
@@ -128,12 +135,16 @@ def forward(
         mesh: where the parameters lie. Its devices split the rows, which are whole on all of them
             with a cache. None leaves the splitting to the compiler, which may gather every row on
             every device.
-        execution: dtype, attention kernel and rematerialisation; the layout is that of `params`.
+        execution: dtype, kernels and rematerialisation; the layout is that of `params`.
+        replay: without a cache, the experts of each token in each layer (`Routing.chosen`), instead
+            of the routers' choice; the routers still weigh them.
     """
     if cache is None and slot_ids is not None:
         raise ModelError("slot_ids describe a cache, but cache is None; pass one")
-    if cache is not None and segment_ids is not None:
-        raise ModelError("segment_ids are for rows without a cache; remove them or the cache")
+    if cache is not None and (segment_ids is not None or replay is not None):
+        raise ModelError(
+            "segment_ids and replay are for rows without a cache; remove them or the cache"
+        )
     packed = cache is None
     if segment_ids is None:
         segment_ids = jnp.ones_like(tokens)
@@ -146,12 +157,12 @@ def forward(
         x = x * config.embed**0.5
     call = Call(config, execution, mesh, *angles, live)
     if cache is None:
-        x, loads = run_packed(call, params["blocks"], x, segment_ids)
+        x, routing = run_packed(call, params["blocks"], x, segment_ids, replay)
     else:
         rows = jnp.arange(tokens.shape[0]) if slot_ids is None else slot_ids
-        x, loads, cache = run_cached(call, params["blocks"], x, positions, rows, cache)
+        x, routing, cache = run_cached(call, params["blocks"], x, positions, rows, cache)
     scale = _array(params, "final_norm", "scale")
-    return Forward(rms_norm(x, scale, config.norm_eps), cache, loads)
+    return Forward(rms_norm(x, scale, config.norm_eps), cache, routing)
 
 
 def _array(params: Any, *path: str) -> Array:

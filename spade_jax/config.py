@@ -248,6 +248,8 @@ class LearnerConfig(Section):
     clip_high: float = 0.28  # ratio clip above 1; never active with one update per batch
     tis_cap: float = 2.0  # cap of the token-level truncated importance weight
     designer_weight: float = 1.0  # weight of the designer's loss against the agent's
+    balance_loss: float = 0.0  # weight of the experts' balance loss, which is 1 at an even load
+    router_z_loss: float = 0.0  # weight of the mean square of logsumexp(router scores)
 
     def __post_init__(self) -> None:
         require(0 <= self.lr < math.inf, "learner.lr", self.lr, "a finite number, 0 or more")
@@ -263,9 +265,8 @@ class LearnerConfig(Section):
         require(0 < self.clip_low < 1, "learner.clip_low", self.clip_low, "between 0 and 1")
         require(self.clip_high > 0, "learner.clip_high", self.clip_high, "a positive number")
         require(self.tis_cap >= 1, "learner.tis_cap", self.tis_cap, "at least 1")
-        require(
-            self.designer_weight >= 0, "learner.designer_weight", self.designer_weight, "0 or more"
-        )
+        for name in ("designer_weight", "balance_loss", "router_z_loss"):
+            require(getattr(self, name) >= 0, f"learner.{name}", getattr(self, name), "0 or more")
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,8 @@ FREE_FIELDS = (
     "execution.layers",
     "execution.attention",
     "execution.remat",
+    "execution.experts",
+    "execution.transport",
     "envs.unsafe_sandbox",
     "corpus.cache_dir",
     "telemetry.live",

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Num
@@ -51,6 +52,9 @@ class Sums(NamedTuple):
     gap_max: Float[Array, ""]
     fresh_tokens: Int[Array, ""]
     expert_load: Float[Array, "layers experts"]
+    dropped: Float[Array, " layers"]  # choices of experts that were not computed
+    balance: Float[Array, " layers"]  # over all tokens
+    router_z: Float[Array, " layers"]
 
     def add(self, other: "Sums") -> "Sums":
         gap_max = jnp.maximum(self.gap_max, other.gap_max)
@@ -81,7 +85,7 @@ class Learner:
         self._accumulate = {
             objective: jax.jit(
                 functools.partial(_accumulate, Setting(model, config, mesh, execution, objective)),
-                in_shardings=(params, everywhere, params, data_sharding(mesh)),
+                in_shardings=(params, everywhere, params, data_sharding(mesh), everywhere),
                 out_shardings=(params, everywhere),
                 donate_argnums=(0, 1),
             )
@@ -124,8 +128,10 @@ class Learner:
     ) -> tuple[Params, Sums]:
         """Gradient of the batch's loss, one microbatch at a time, and what is reported of it."""
         grads, sums = self._zeros()
+        token_share = np.float32(1 / max(np.count_nonzero(batch.segment_ids), 1))
         for index in range(batch.num_microbatches):
-            grads, sums = self._accumulate[objective](grads, sums, params, batch.microbatch(index))
+            microbatch = batch.microbatch(index)
+            grads, sums = self._accumulate[objective](grads, sums, params, microbatch, token_share)
         return grads, sums
 
     def step(
@@ -161,6 +167,7 @@ class Learner:
         real, whole = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
         per_role = jnp.zeros((len(ROLES),), jnp.float32)
         load = jnp.zeros((self._model.num_layers, self._model.num_experts), jnp.float32)
+        per_layer = load[:, 0]
         sums = Sums(
             total=real,
             loss=per_role,
@@ -173,6 +180,9 @@ class Learner:
             gap_max=real,
             fresh_tokens=whole,
             expert_load=load,
+            dropped=per_layer,
+            balance=per_layer,
+            router_z=per_layer,
         )
         return grads, sums
 
@@ -216,14 +226,20 @@ def _accumulate(
     sums: Sums,
     params: Params,
     batch: Batch,
+    token_share: Float[Array, ""],
 ) -> tuple[Params, Sums]:
-    """Add one microbatch's gradient and sums to what came before."""
+    """Add one microbatch's gradient and sums to what came before.
+
+    `token_share` is one live token's share of the whole batch, for means over it.
+    """
     # The gradient at a zero added to the final hidden states is each token's own share of the
     # backward pass: it tells the roles apart without a second one.
     shape = (*batch.tokens.shape, setting.model.embed)
     probe = jnp.zeros(shape, jnp.dtype(setting.execution.compute_dtype))
     differentiate = jax.value_and_grad(_loss, argnums=(1, 2), has_aux=True)
-    (_, found), (new_grads, hidden_grads) = differentiate(setting, params, probe, batch)
+    (_, found), (new_grads, hidden_grads) = differentiate(
+        setting, params, probe, batch, token_share
+    )
     ahead = _ahead(batch)
     square = _per_role(jnp.square(hidden_grads.astype(jnp.float32)).sum(-1), ahead)
     sums = sums.add(found._replace(hidden_grad_square=square))
@@ -255,8 +271,9 @@ def _loss(
     params: Params,
     probe: Float[Array, "rows seq embed"],
     batch: Batch,
+    token_share: Float[Array, ""],
 ) -> tuple[Float[Array, ""], Sums]:
-    """Weighted sum of token losses, and what is reported of it."""
+    """Weighted sum of token losses and of what routers add, and what is reported of it."""
     model, config, mesh, execution, objective = setting
     forward = transformer.forward(
         model,
@@ -293,6 +310,10 @@ def _loss(
         entropy = jnp.zeros((len(ROLES),), jnp.float32)
         fresh = nothing
     total = (ahead.weights * terms.loss).sum()
+    routing = forward.routing
+    if config.balance_loss or config.router_z_loss:
+        balance, router_z = routing.balance.mean(), routing.router_z.mean()
+        total += token_share * (config.balance_loss * balance + config.router_z_loss * router_z)
     gap = jnp.where(fresh, jnp.abs(current - ahead.sampler_logprobs), 0.0)
     sums = Sums(
         total=total,
@@ -307,7 +328,10 @@ def _loss(
         gap_sum=gap.sum(),
         gap_max=gap.max(),
         fresh_tokens=fresh.sum(),
-        expert_load=forward.expert_load,
+        expert_load=routing.load,
+        dropped=routing.dropped,
+        balance=routing.balance,
+        router_z=routing.router_z,
     )
     return total, jax.lax.stop_gradient(sums)
 
@@ -315,11 +339,10 @@ def _loss(
 def _metrics(sums: Sums, batch: Batch, objective: Objective) -> dict[str, float]:
     """Name what was measured; a role without tokens or a gap without fresh tokens has no entry."""
     live = batch.segment_ids > 0
-    load = sums.expert_load / sums.expert_load.sum(-1, keepdims=True)
     metrics = {
         "batch/rows_count": float(live.any(-1).sum()),
         "batch/tokens_count": float(live.sum()),
-        "moe/expert_load_max_frac": float(load.max()),
+        **_routing_metrics(sums, int(live.sum())),
     }
     for index, role in enumerate(ROLES):
         if (count := int(sums.loss_tokens[index])) == 0:
@@ -336,3 +359,21 @@ def _metrics(sums: Sums, batch: Batch, objective: Objective) -> dict[str, float]
         metrics["sampler/learner_logprob_gap_max"] = float(sums.gap_max)
         metrics["sampler/learner_logprob_gap_mean"] = float(sums.gap_sum) / fresh
     return metrics
+
+
+def _routing_metrics(sums: Sums, tokens: int) -> dict[str, float]:
+    """How routers spread the tokens over experts; `Sums.expert_load` has it expert by expert."""
+    load = sums.expert_load / sums.expert_load.sum(-1, keepdims=True)
+    metrics = {"moe/expert_load_max_frac": float(load.max())}
+    if (experts := load.shape[-1]) == 1:
+        return metrics
+    imbalance = load.max(-1) * experts
+    evenness = -(load * np.log(np.maximum(load, 1e-30))).sum(-1) / math.log(experts)
+    return metrics | {
+        "moe/load_imbalance_max": float(imbalance.max()),
+        "moe/load_imbalance_mean": float(imbalance.mean()),
+        "moe/load_evenness_min": float(evenness.min()),
+        "moe/dropped_count": float(sums.dropped.sum()),
+        "moe/balance_loss": float(sums.balance.mean()) / tokens,
+        "moe/router_z_loss": float(sums.router_z.mean()) / tokens,
+    }

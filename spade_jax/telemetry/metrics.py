@@ -81,6 +81,12 @@ DECLARED: dict[str, str] = {
     "batch/tokens_count": "tokens of the update, padding left out",
     "batch/rows_count": "rows of the update, empty ones left out",
     "moe/expert_load_max_frac": "share of the routed tokens that the busiest expert took",
+    "moe/load_imbalance_max": "load of the busiest expert over the mean load, in the worst layer",
+    "moe/load_imbalance_mean": "load of the busiest expert over the mean load, mean over layers",
+    "moe/load_evenness_min": "entropy of the load over log(experts), in the worst layer; 1 is even",
+    "moe/dropped_count": "expert choices that no expert computed: a bug if not 0",
+    "moe/balance_loss": "balance loss before its weight, mean over layers; 1 is even",
+    "moe/router_z_loss": "router z-loss before its weight, mean over layers",
     **{f"time/{phase}_s": f"seconds of the {phase} phase" for phase in PHASES},
     **{
         f"time/sandbox_step_p{q}_s": f"processor time of one step, {q}th percentile"

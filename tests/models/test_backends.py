@@ -22,9 +22,9 @@ OLD = SimpleNamespace(platform="gpu", device_kind="Tesla T4", compute_capability
     ("device", "expected"),
     [
         (None, PLAIN),
-        (TPU, Execution("scanned", "bfloat16", "float32", "splash", "full")),
-        (HOPPER, Execution("scanned", "bfloat16", "float32", "cudnn", "full")),
-        (OLD, Execution("scanned", "bfloat16", "float32", "xla", "full")),
+        (TPU, Execution("scanned", "bfloat16", "float32", "splash", "full", "megablox")),
+        (HOPPER, Execution("scanned", "bfloat16", "float32", "cudnn", "full", "hopper")),
+        (OLD, Execution("scanned", "bfloat16", "float32", "xla", "full", "blocks")),
     ],
 )
 def test_auto_follows_the_device(device, expected, caplog):
@@ -34,6 +34,11 @@ def test_auto_follows_the_device(device, expected, caplog):
     assert settled == expected
     assert backends.resolve(settled, MODEL, device) == settled
     assert f"{expected.layers} layers" in caplog.text and device.device_kind in caplog.text
+
+
+def test_experts_by_name_stay():
+    assert backends.resolve(Execution(experts="triton"), MODEL, HOPPER).experts == "triton"
+    assert backends.resolve(Execution(experts="blocks"), MODEL, TPU).experts == "blocks"
 
 
 def test_auto_passes_over_a_kernel_that_does_not_take_the_model():
@@ -54,6 +59,18 @@ def test_auto_passes_over_a_kernel_that_does_not_take_the_model():
             MODEL,
             HOPPER,
             "cudnn does not run on gpu .* in float32; set it to xla",
+        ),
+        (
+            Execution(experts="megablox"),
+            MODEL,
+            None,
+            "execution.experts=megablox does not run on cpu .* in float32; set it to blocks, or",
+        ),
+        (
+            Execution(experts="hopper", compute_dtype="float32"),
+            MODEL,
+            HOPPER,
+            "hopper does not run on gpu .* in float32; set it to blocks or triton",
         ),
         (
             Execution(attention="cudnn"),
