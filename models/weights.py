@@ -101,8 +101,8 @@ def load_weights(
     path = folder / WEIGHTS_FILE
     if not path.is_file():
         raise ModelError(f"{path} does not exist; point to a folder written by save_weights")
-    stored = layout.per_layer(abstract_params(config, execution))
-    expected = {name: (leaf.shape, leaf.dtype) for name, leaf in named_leaves(stored)}
+    layers = layout.per_layer(abstract_params(config, execution))
+    expected = {name: (leaf.shape, leaf.dtype) for name, leaf in named_leaves(layers)}
     try:
         with safe_open(path, framework="numpy") as file:
             _check_names(folder, expected.keys(), set(file.keys()))
@@ -114,7 +114,7 @@ def load_weights(
         raise ModelError(
             f"{path} is not a readable safetensors file ({error}); write or copy it again"
         ) from error
-    params = jax.tree.unflatten(jax.tree.structure(stored), list(arrays.values()))
+    params = jax.tree.unflatten(jax.tree.structure(layers), list(arrays.values()))
     if execution.layers == "scanned":
         params = layout.stacked(params)
     if mesh is None:
