@@ -10,7 +10,7 @@ They work leaf by leaf: beside the tree there is never more than one stacked lea
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -48,24 +48,6 @@ def restored(tree: Tree, like: Tree) -> Tree:
     """Bring what was read per layer into the layout of `like`, consuming it."""
     same = jax.tree.structure(tree) == jax.tree.structure(like)
     return tree if same else stacked(tree, free=True)
-
-
-def named_leaves(params: nnx.State) -> Iterator[tuple[str, jax.Array]]:
-    """Yield each parameter of each layer with its dotted name, such as `blocks.0.moe.down`.
-
-    From a stack of layers one is cut at a time.
-    """
-    for path, leaf in nnx.to_flat_state(params):
-        value = leaf.get_value()
-        if path[0] == "blocks" and is_stacked(params):
-            for index in range(value.shape[0]):
-                yield _dotted(("blocks", index, *path[1:])), value[index]
-        else:
-            yield _dotted(path), value
-
-
-def _dotted(path: Iterable[object]) -> str:
-    return ".".join(str(part) for part in path)
 
 
 def _map_params(function: Callable[[nnx.State], nnx.State], tree: Tree) -> Tree:

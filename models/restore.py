@@ -4,55 +4,85 @@ Whether the parameters fit is checked first. Room for activations and optimiser 
 caller's to plan.
 """
 
+import functools
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from models import layout, stored, tensors
 from models.config import TransformerConfig
 from models.errors import ModelError
 from models.execution import PLAIN, Execution
-from models.layout import named_leaves
 from models.sharding import param_shardings
 from models.transformer import Params, abstract_params
 
 
 def load_stored(
-    folder: Path, config: TransformerConfig, mesh: Mesh | None, execution: Execution = PLAIN
+    folder: Path,
+    config: TransformerConfig,
+    mesh: Mesh | None = None,
+    execution: Execution = PLAIN,
 ) -> Params:
-    """Read converted weights a group at a time, each straight onto its devices, in the dtype and
-    the layout of `execution`."""
+    """Read converted weights a group at a time, into the layout and dtype of `execution`.
+
+    Scanned layers are written into their stack one by one, so that beside the parameters there is
+    never more than one layer.
+    """
     stored.check_files(folder)
-    layers = layout.per_layer(_placed(config, mesh, execution))
-    targets: dict[str, Any] = dict(named_leaves(layers))
+    params = abstract_params(config, execution)
+    stacked = layout.is_stacked(params)
+    names = [".".join(map(str, path)) for path, _ in nnx.to_flat_state(params)]
+    leaves = jax.tree.leaves(params)
+    places: list[Sharding] = [SingleDeviceSharding(jax.local_devices()[0])] * len(leaves)
+    if mesh is not None:
+        places = jax.tree.leaves(param_shardings(config, mesh, execution))
+    wanted = dict(zip(names, zip(leaves, places, strict=True), strict=True))
     arrays: dict[str, jax.Array] = {}
     for group in tensors.group_names(config):
         stored.check_group(folder, config, group)
-        prefix = "" if group == tensors.OUTER else f"{group}."
-        wanted = {
-            tensor.name: targets[prefix + tensor.name] for tensor in tensors.group(config, group)
-        }
-        found = stored.read_group(folder, group, wanted)
-        arrays |= {prefix + name: array for name, array in found.items()}
-    params = jax.tree.unflatten(jax.tree.structure(layers), [arrays[name] for name in targets])
-    return layout.stacked(params, free=True) if execution.layers == "scanned" else params
+        in_stack = stacked and group != tensors.OUTER
+        prefix = "blocks." if in_stack else "" if group == tensors.OUTER else f"{group}."
+        targets = {}
+        for tensor in tensors.group(config, group):
+            leaf, place = wanted[prefix + tensor.name]
+            place = _layer_place(place) if in_stack else place
+            targets[tensor.name] = jax.ShapeDtypeStruct(tensor.shape, leaf.dtype, sharding=place)
+        for name, array in stored.read_group(folder, group, targets).items():
+            if in_stack:
+                leaf, place = wanted[prefix + name]
+                if prefix + name not in arrays:
+                    arrays[prefix + name] = _zeros(leaf.shape, leaf.dtype, place)()
+                index = int(group.removeprefix("blocks."))
+                array = _writer(place)(arrays[prefix + name], array, index)
+            arrays[prefix + name] = array
+    return jax.tree.unflatten(jax.tree.structure(params), [arrays[name] for name in names])
 
 
-def _placed(config: TransformerConfig, mesh: Mesh | None, execution: Execution) -> Params:
-    """Return the parameters as shapes, dtypes and shardings."""
-    params = abstract_params(config, execution)
-    if mesh is None:
-        device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        shardings = jax.tree.map(lambda _: device, params)
-    else:
-        shardings = param_shardings(config, mesh, execution)
-    return jax.tree.map(
-        lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
-        params,
-        shardings,
+def _layer_place(place: Sharding) -> Sharding:
+    """Return the sharding of one layer of a stack, whose layers are never split."""
+    if not isinstance(place, NamedSharding):
+        return place
+    return NamedSharding(place.mesh, PartitionSpec(*place.spec[1:]))
+
+
+@functools.lru_cache(maxsize=64)
+def _zeros(shape: tuple[int, ...], dtype: Any, place: Sharding) -> Callable[[], jax.Array]:
+    return jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=place)
+
+
+@functools.lru_cache(maxsize=64)
+def _writer(place: Sharding) -> Callable[[jax.Array, jax.Array, int], jax.Array]:
+    """Return a function that writes a layer into its stack in place."""
+    return jax.jit(
+        lambda stack, layer, index: jax.lax.dynamic_update_index_in_dim(stack, layer, index, 0),
+        out_shardings=place,
+        donate_argnums=0,
     )
 
 
@@ -60,20 +90,26 @@ def check_room(
     config: TransformerConfig, mesh: Mesh | None = None, execution: Execution = PLAIN
 ) -> None:
     """Refuse a model whose parameters alone do not fit the devices of this process."""
+    leaves = jax.tree.leaves(abstract_params(config, execution))
+    shapes = [leaf.shape for leaf in leaves]
+    devices = jax.local_devices()[:1]
+    if mesh is not None:
+        shardings = jax.tree.leaves(param_shardings(config, mesh, execution))
+        shapes = [place.shard_shape(shape) for place, shape in zip(shardings, shapes, strict=True)]
+        devices = list(mesh.local_devices)
     needed = sum(
-        leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape))
-        for leaf in jax.tree.leaves(_placed(config, mesh, execution))
+        leaf.dtype.itemsize * math.prod(shape) for leaf, shape in zip(leaves, shapes, strict=True)
     )
-    devices = jax.local_devices()[:1] if mesh is None else list(mesh.local_devices)
     for device in devices:
         free = free_bytes(device)
         if device.platform == "cpu" and free is not None:
             free //= len(devices)  # they share the host's memory
         if free is not None and needed > free:
             raise ModelError(
-                f"the model's {execution.param_dtype} parameters need {needed / 1e9:.2f} GB on "
-                f"each of {len(devices)} devices, and {device} has {free / 1e9:.2f} GB free; use "
-                "more devices with mesh.fsdp, mesh.tensor or mesh.expert, or a smaller model"
+                f"the model's parameters need {needed / 1e9:.2f} GB on each of {len(devices)} "
+                f"devices, and {device} has {free / 1e9:.2f} GB free; use more devices with "
+                "mesh.fsdp, mesh.tensor or mesh.expert, execution.param_dtype=bfloat16, or a "
+                "smaller model"
             )
 
 

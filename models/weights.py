@@ -9,26 +9,45 @@ pickled. Optimiser state is not here.
 import dataclasses
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from models import layout, stored
+from models import layout
 from models.config import CONFIG_FILE, TransformerConfig, read_config
 from models.errors import ModelError
 from models.execution import PLAIN, Execution
-from models.layout import named_leaves
 from models.restore import check_room, load_stored
 from models.sharding import param_shardings
+from models.stored import is_stored
 from models.transformer import Params, abstract_params
 
 WEIGHTS_FILE = "model.safetensors"
+
+
+def named_leaves(params: Params) -> Iterator[tuple[str, jax.Array]]:
+    """Yield each parameter of each layer with its dotted name, such as `blocks.0.moe.down`.
+
+    From a stack of layers one is cut at a time.
+    """
+    for path, leaf in nnx.to_flat_state(params):
+        value = leaf.get_value()
+        if path[0] == "blocks" and layout.is_stacked(params):
+            for index in range(value.shape[0]):
+                yield _dotted(("blocks", index, *path[1:])), value[index]
+        else:
+            yield _dotted(path), value
+
+
+def _dotted(path: Iterable[object]) -> str:
+    return ".".join(str(part) for part in path)
 
 
 def save_weights(
@@ -77,7 +96,7 @@ def load_weights(
     folder = Path(folder)
     _check_config(folder, config)
     check_room(config, mesh, execution)
-    if stored.is_stored(folder):
+    if is_stored(folder):
         return load_stored(folder, config, mesh, execution)
     path = folder / WEIGHTS_FILE
     if not path.is_file():

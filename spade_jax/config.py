@@ -353,13 +353,10 @@ class Config:
         check_fields("config", self)
         check_fields("model", self.model)
         check_fields("execution", self.execution)
-        if self.model.rope_scaling is not None:
-            check_fields("model.rope_scaling", self.model.rope_scaling)
-        if self.engine.context_tokens > self.model.max_positions:
-            raise ConfigError(
-                f"engine.context_tokens={self.engine.context_tokens} exceeds model.max_positions="
-                f"{self.model.max_positions}, the longest sequence the model is meant for; lower it"
-            )
+        most, tokens = self.model.max_positions, self.engine.context_tokens
+        require(
+            tokens <= most, "engine.context_tokens", tokens, f"model.max_positions={most} at most"
+        )
         if self.engine.context_tokens > self.batch.row_tokens:
             raise ConfigError(
                 f"engine.context_tokens={self.engine.context_tokens} exceeds "

@@ -2,6 +2,7 @@
 settings there are is in `config`.
 """
 
+import dataclasses
 import math
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -33,6 +34,8 @@ def check_fields(section: str, values: Any) -> None:
         if not _is_a(value, kind):
             shown = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
             raise ConfigError(f"{section}.{name}={value!r} is not a valid {shown}")
+        if dataclasses.is_dataclass(value) and section != "config":  # whose sections check theirs
+            check_fields(f"{section}.{name}", value)
 
 
 def _is_a(value: Any, kind: Any) -> bool:

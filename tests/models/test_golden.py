@@ -12,14 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import tensors
+from models import layout, tensors
 from models.config import RopeScaling
 from models.convert import StoredWeights, export_checkpoint, import_checkpoint
-from models.layout import named_leaves
+from models.execution import PLAIN
 from models.sharding import build_mesh, param_shardings
 from models.shards import SafetensorsFolder
 from models.transformer import abstract_params, forward, logits
-from models.weights import load_weights
+from models.weights import load_weights, named_leaves
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = sorted(path.name for path in GOLDEN.iterdir() if path.is_dir())
@@ -113,6 +113,21 @@ def test_a_mesh_gets_the_same_weights(converted):
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, loaded, expected)))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, loaded)
     assert jax.tree.leaves(shardings) == jax.tree.leaves(param_shardings(config, mesh))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_scanned_layers_get_the_same_weights(converted, dtype):
+    _, folder, config = converted
+    mesh = build_mesh(1, 2, 2, 2) if config.num_experts > 1 else build_mesh(2, 2, 1, 2)
+    execution = dataclasses.replace(PLAIN, layers="scanned", param_dtype=dtype)
+    expected = layout.stacked(load_weights(folder, config))
+    for place in (None, mesh):
+        loaded = load_weights(folder, config, place, execution)
+        assert jax.tree.structure(loaded) == jax.tree.structure(expected)
+        equal = jax.tree.map(lambda x, y: np.array_equal(x, y.astype(dtype)), loaded, expected)
+        assert all(jax.tree.leaves(equal))
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, loaded)
+    assert jax.tree.leaves(shardings) == jax.tree.leaves(param_shardings(config, mesh, execution))
 
 
 def test_the_table_of_tensors_is_that_of_the_transformer(converted):

@@ -50,6 +50,10 @@ def test_every_preset_builds():
             ["train", TINY, "--engine.context-tokens", "4096"],
             ["engine.context_tokens=4096", "row_tokens"],
         ),
+        (
+            ["train", TINY, "--model.max-positions", "512"],
+            ["engine.context_tokens=1024", "model.max_positions=512 at most"],
+        ),
         (["train", TINY, "--corpus.path", "missing.jsonl"], ["missing.jsonl"]),
         (["train", TINY, "--run.init-from", "nothing"], ["nothing"]),
         (["train", TINY, "--resume"], ["--resume", "holds no run"]),

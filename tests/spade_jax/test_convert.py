@@ -12,10 +12,9 @@ import pytest
 from models import tensors
 from models.config import read_config
 from models.convert import import_checkpoint
-from models.layout import named_leaves
 from models.sharding import build_mesh
 from models.shards import SafetensorsFolder
-from models.weights import load_weights, save_weights
+from models.weights import load_weights, named_leaves, save_weights
 from spade_jax import cli
 from spade_jax.config import Config, RunConfig, to_dict
 from spade_jax.learner.checkpoint import Checkpoints
