@@ -11,7 +11,6 @@ import difflib
 import importlib.util
 import io
 import logging
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ import tyro
 from models.errors import ModelError
 from spade_jax.config import Config
 from spade_jax.errors import ConfigError, SpadeError
+from spade_jax.terminal import mute, visible
 
 COMMANDS = {
     "train": "run the self-play loop of a config (--resume continues its run folder)",
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(list(arguments))
     except (SpadeError, ModelError) as error:
-        print(f"spade-jax: {_one_line(str(error))}", file=sys.stderr)
+        print(f"spade-jax: {visible(_one_line(str(error)))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         resume = "; train --resume continues from the last checkpoint"
@@ -193,7 +193,7 @@ def _in_terminal(command: str, arguments: list[str]) -> int:
     try:
         return _IN_TERMINAL[command](arguments)
     except BrokenPipeError:  # nobody reads on; what is still buffered has nowhere to go
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        mute()
         return 1
 
 
