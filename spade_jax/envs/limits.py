@@ -64,9 +64,16 @@ class Limits:
 
 @dataclass
 class Purse:
-    """Processor time that many episodes of one program share."""
+    """What many episodes of one program share: processor time, and memory of the trainer for what
+    they show."""
 
     left_s: float = float("inf")
+    left_bytes: float = float("inf")
+
+    @property
+    def empty(self) -> bool:
+        """Whether more was taken out than was in it."""
+        return self.left_s < 0 or self.left_bytes < 0
 
 
 def environment(hash_seed: int = 0) -> dict[str, str]:
