@@ -11,6 +11,7 @@ import difflib
 import importlib.util
 import io
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -203,7 +204,7 @@ def load_config(path: Path) -> Config:
     Raises:
         ConfigError: the file is missing, fails, or defines no `config() -> Config`.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike the method, it bears names that cannot be
         raise ConfigError(
             f"config file {str(path)!r} does not exist; the repository's presets are in configs/"
         )

@@ -96,7 +96,7 @@ def doctor(
         SpadeError: the folder cannot be used.
     """
     if folder is not None:
-        if not folder.is_dir():
+        if not os.path.isdir(folder):  # unlike the method, it bears names that cannot be
             raise SpadeError(
                 f"--hostile {str(folder)!r} is not a folder; expected one with hostile programs"
             )

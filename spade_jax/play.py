@@ -288,7 +288,7 @@ def _typed_by_hand() -> Iterator[str]:
 
 def _find(target: str) -> Playable:
     path = Path(target)
-    if _PACKAGE.fullmatch(target) and not path.exists():
+    if _PACKAGE.fullmatch(target) and not os.path.exists(path):
         return _from_package(target)
     program = _read("program", path, api.MAX_PROGRAM_BYTES)
     if not program.strip():
@@ -322,7 +322,7 @@ def _hint(hint: str, playable: Playable) -> str:
     beside = _hint_path("", playable)
     if beside is None:
         raise SpadeError(f"{playable.name} comes without a hint; {advice}")
-    if not beside.exists():
+    if not os.path.exists(beside):
         raise SpadeError(
             f"there is no hint for {playable.name!r}: {str(beside)!r}, where a run stores it, does "
             f"not exist; {advice}"
@@ -354,9 +354,9 @@ def _recorded_hint(path: Path, text: str) -> str:
 
 def _keep_inputs(transcript: Path | None, *inputs: Path | None) -> None:
     """Refuse to write the transcript over what is read."""
-    if transcript is None or not transcript.exists():
+    if transcript is None or not os.path.exists(transcript):
         return
-    if any(path is not None and transcript.samefile(path) for path in inputs):
+    if any(path is not None and os.path.samefile(transcript, path) for path in inputs):
         raise SpadeError(
             f"--transcript {str(transcript)!r} would overwrite what is played; choose another file"
         )

@@ -187,6 +187,7 @@ def test_a_touched_host_and_an_outcome_that_says_nothing_are_exit_code_1(
     ("arguments", "parts"),
     [
         (["--hostile", "nowhere"], ["'nowhere' is not a folder"]),
+        (["--hostile", "a" * 5000], ["is not a folder"]),
         (["--hostile", "EMPTY"], ["holds no program"]),
         (["--hostile", "SILENT"], ["silent.py", "RIGHT"]),
         (["--hostile", "BINARY"], ["cannot be read", "utf-8"]),
