@@ -23,6 +23,7 @@ import tyro
 from models.errors import ModelError
 from spade_jax.config import Config
 from spade_jax.errors import ConfigError, SpadeError
+from spade_jax.terminal import mute, visible
 
 COMMANDS = {
     "train": "run the self-play loop of a config (--resume continues its run folder)",
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(list(arguments))
     except (SpadeError, ModelError) as error:
-        print(f"spade-jax: {_one_line(str(error))}", file=sys.stderr)
+        print(f"spade-jax: {visible(_one_line(str(error)))}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         resume = "; train --resume continues from the last checkpoint"
@@ -237,7 +238,7 @@ def _in_terminal(command: str, arguments: list[str]) -> int:
     try:
         return _IN_TERMINAL[command](arguments)
     except BrokenPipeError:  # nobody reads on; what is still buffered has nowhere to go
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        mute()
         return 1
 
 
@@ -247,7 +248,7 @@ def load_config(path: Path) -> Config:
     Raises:
         ConfigError: the file is missing, fails, or defines no `config() -> Config`.
     """
-    if not path.is_file():
+    if not os.path.isfile(path):  # unlike the method, it bears names that cannot be
         raise ConfigError(
             f"config file {str(path)!r} does not exist; the repository's presets are in configs/"
         )

@@ -23,7 +23,7 @@ from spade_jax.envs import api, hostile, tier
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
 from spade_jax.errors import SandboxError, SpadeError
-from spade_jax.terminal import visible
+from spade_jax.terminal import say, visible
 from spade_jax.types import Fault, Outcome
 
 DETAILS = """\
@@ -96,7 +96,7 @@ def doctor(
         SpadeError: the folder cannot be used.
     """
     if folder is not None:
-        if not folder.is_dir():
+        if not os.path.isdir(folder):  # unlike the method, it bears names that cannot be
             raise SpadeError(
                 f"--hostile {str(folder)!r} is not a folder; expected one with hostile programs"
             )
@@ -104,9 +104,9 @@ def doctor(
     report = Report(_host(), dataclasses.asdict(Limits()))
     asyncio.run(_examine(report, folder, ",".join(without)))
     if as_json:
-        print(json.dumps(_plain(report), indent=2), flush=True)
+        say(json.dumps(_plain(report), indent=2))
     else:
-        print(*_lines(report), sep="\n", flush=True)
+        say(*_lines(report))
     return 0 if report.ok else 1
 
 
@@ -246,7 +246,9 @@ def _layer_lines(sandbox: tier.Sandbox) -> Iterator[str]:
 
 def _result_lines(results: Sequence[hostile.Result]) -> Iterator[str]:
     """The table; what went wrong is told in full under its row."""
-    columns = shutil.get_terminal_size((_NARROW, 24)).columns if sys.stdout.isatty() else 0
+    columns = 0
+    if sys.stdout is not None and sys.stdout.isatty():
+        columns = shutil.get_terminal_size((_NARROW, 24)).columns
     names = max(len(visible(row.name)) for row in results)
     words = max(len("|".join(row.right)) for row in results)
     got = max(len(row.got) for row in results)

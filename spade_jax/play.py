@@ -8,6 +8,7 @@ the environment wrote starts with a bar, so that it cannot pass for one of ours.
 
 import asyncio
 import contextlib
+import functools
 import io
 import json
 import os
@@ -23,7 +24,7 @@ from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Instance, Pool
 from spade_jax.envs.tier import ACCEPT
 from spade_jax.errors import SpadeError
-from spade_jax.terminal import visible, visible_lines
+from spade_jax.terminal import say, visible, visible_lines
 from spade_jax.types import Fault, Outcome, Reply
 
 DETAILS = """\
@@ -40,6 +41,7 @@ Exit codes: 0 played, 1 the program or the sandbox broke the episode, 2 bad inpu
 
 _PACKAGE = re.compile(r"[A-Za-z][\w-]*:.+")
 _MAX_INPUT_BYTES = 16 * 2**20  # of a hint or actions file
+_MAX_LINE_BYTES = 8 * api.MAX_ACTION_CHARS  # what is longer than an action is cut; not for ever
 _MEANINGS = {
     Outcome.ENV_ERROR: "the program failed",
     Outcome.TIMEOUT: "the program missed its deadline and was killed",
@@ -84,7 +86,7 @@ def play(
     playable = _find(target)
     hint_text = None if hint is None else _hint(hint, playable)
     script = None if actions is None else read_actions(actions)
-    _keep_inputs(transcript, playable.path, actions)
+    _keep_inputs(transcript, playable.path, actions, _hint_path(hint, playable))
     with contextlib.ExitStack() as stack:
         out = None if transcript is None else stack.enter_context(_opened(transcript))
         limits = Limits(max_workers=1, instances_per_worker=1, unsafe_sandbox=unsafe_sandbox)
@@ -111,15 +113,15 @@ class _Session:
             self._sandbox = pool.sandbox.label
             try:
                 name = visible(self._playable.name)
-                _say(f"{name}, seed {self._seed}, sandbox={self._sandbox}")
+                say(f"{name}, seed {self._seed}, sandbox={self._sandbox}")
                 instance = runner.run(pool.open(self._playable.program, self._seed))
                 if isinstance(instance, Fault):
                     return self._fault(None, instance)
                 if hint_text is not None:
-                    _say(*(f"hint: {line}" for line in visible_lines(hint_text)))
+                    say(*(f"hint: {line}" for line in visible_lines(hint_text)))
                 return self._rounds(lambda action: runner.run(instance.step(action)), instance)
             except KeyboardInterrupt:
-                _say(f"\ninterrupted after {self._played()}")
+                say(f"\ninterrupted after {self._played()}")
                 return 130
             finally:
                 runner.run(pool.close())
@@ -130,7 +132,7 @@ class _Session:
         for action in players:
             if len(action) > api.MAX_ACTION_CHARS:
                 action = action[: api.MAX_ACTION_CHARS]
-                _say(f"(the action is cut to {api.MAX_ACTION_CHARS} characters)")
+                say(f"(the action is cut to {api.MAX_ACTION_CHARS} characters)")
             reply = step(action)
             self._turn += 1
             if isinstance(reply, Fault):
@@ -140,7 +142,7 @@ class _Session:
                 self._tell_end(reply)
                 return 0
         what = "input" if self._script is None else "actions"
-        _say(f"the {what} ended after {self._played()}; the episode did not")
+        say(f"the {what} ended after {self._played()}; the episode did not")
         return 0
 
     def _played(self) -> str:
@@ -148,8 +150,8 @@ class _Session:
 
     def _show(self, action: str | None, reply: Reply) -> None:
         if action is not None:
-            _say(f"turn {self._turn}, reward {reply.reward:g}")
-        _say(*(f"| {line}" for line in visible_lines(reply.observation)))
+            say(f"turn {self._turn}, reward {reply.reward:g}")
+        say(*(f"| {line}" for line in visible_lines(reply.observation)))
         outcome = None
         if reply.terminated or reply.truncated:
             outcome = Outcome.FINISHED if reply.terminated else Outcome.ENV_TRUNCATED
@@ -168,14 +170,14 @@ class _Session:
             text = f"{Outcome.FINISHED}: {won} with reward {reply.reward:g}"
         else:
             text = f"{Outcome.ENV_TRUNCATED}: the environment ended the episode without a result"
-        _say(f"{text} after {self._played()}")
+        say(f"{text} after {self._played()}")
         if self._script is not None and (unused := len(self._script) - self._turn):
-            _say(f"({unused} of the {len(self._script)} actions were not played)")
+            say(f"({unused} of the {len(self._script)} actions were not played)")
 
     def _fault(self, action: str | None, fault: Fault) -> int:
         where = "before the first turn" if action is None else f"in turn {self._turn}"
         meaning = _MEANINGS.get(fault.outcome, "the episode broke")
-        _say(f"{fault.outcome}: {meaning}, {where} ({visible(fault.detail)})")
+        say(f"{fault.outcome}: {meaning}, {where} ({visible(fault.detail)})")
         self._write(
             action,
             observation=None,
@@ -238,7 +240,7 @@ def _json(path: Path, text: str, where: str) -> Any:
 
 def _scripted(script: list[str]) -> Iterator[str]:
     for action in script:
-        _say(*(f"> {line}" for line in visible_lines(action)))
+        say(*(f"> {line}" for line in visible_lines(action)))
         yield action
 
 
@@ -249,7 +251,12 @@ def _typed() -> Iterator[str]:
     if sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty():
         yield from _typed_by_hand()
         return
-    for number, line in enumerate(sys.stdin.buffer, 1):
+    read = functools.partial(sys.stdin.buffer.readline, _MAX_LINE_BYTES + 1)
+    for number, line in enumerate(iter(read, b""), 1):
+        if len(line) > _MAX_LINE_BYTES:
+            raise SpadeError(
+                f"line {number} of standard input has more than {_MAX_LINE_BYTES} bytes"
+            )
         try:
             action = line.decode().rstrip("\r\n")
         except UnicodeDecodeError as error:
@@ -257,31 +264,31 @@ def _typed() -> Iterator[str]:
                 f"line {number} of standard input is not UTF-8 text: {error}"
             ) from error
         if action:
-            _say(f"> {visible(action)}")
+            say(f"> {visible(action)}")
             yield action
 
 
 def _typed_by_hand() -> Iterator[str]:
     with contextlib.suppress(ImportError):  # not in every Python; it lets a line be edited
         import readline  # noqa: F401
-    _say("(one action a line; Ctrl-D leaves)")
+    say("(one action a line; Ctrl-D leaves)")
     while True:
         try:
             action = input("> ")
         except EOFError:
-            _say("")
+            say("")
             return
         except UnicodeDecodeError:
             action = "\udcff"
         if not _encodable(action):
-            _say("(that is not UTF-8 text; try again)")
+            say("(that is not UTF-8 text; try again)")
         elif action:
             yield action
 
 
 def _find(target: str) -> Playable:
     path = Path(target)
-    if _PACKAGE.fullmatch(target) and not path.exists():
+    if _PACKAGE.fullmatch(target) and not os.path.exists(path):
         return _from_package(target)
     program = _read("program", path, api.MAX_PROGRAM_BYTES)
     if not program.strip():
@@ -306,22 +313,29 @@ def _from_package(target: str) -> Playable:
 def _hint(hint: str, playable: Playable) -> str:
     """The hint's text: given, in a file that was given, or stored beside the program by a run."""
     if hint:
-        path = Path(hint)
-        is_path = len(hint.split()) == 1 and (path.suffix or os.sep in hint)
-        if not is_path:
+        path = _hint_path(hint, playable)
+        if path is None:
             return hint
         text = _read("hint file", path, _MAX_INPUT_BYTES)
         return _recorded_hint(path, text) if path.suffix == ".json" else text.strip()
     advice = "give it as --hint TEXT or --hint FILE"
-    if playable.path is None:
+    beside = _hint_path("", playable)
+    if beside is None:
         raise SpadeError(f"{playable.name} comes without a hint; {advice}")
-    beside = playable.path.with_suffix(".json")
-    if not beside.exists():
+    if not os.path.exists(beside):
         raise SpadeError(
             f"there is no hint for {playable.name!r}: {str(beside)!r}, where a run stores it, does "
             f"not exist; {advice}"
         )
     return _recorded_hint(beside, _read("hint file", beside, _MAX_INPUT_BYTES))
+
+
+def _hint_path(hint: str | None, playable: Playable) -> Path | None:
+    """The file that a hint is read from, if it is."""
+    if hint:
+        is_path = len(hint.split()) == 1 and (Path(hint).suffix or os.sep in hint)
+        return Path(hint) if is_path else None
+    return None if hint is None or playable.path is None else playable.path.with_suffix(".json")
 
 
 def _recorded_hint(path: Path, text: str) -> str:
@@ -340,9 +354,9 @@ def _recorded_hint(path: Path, text: str) -> str:
 
 def _keep_inputs(transcript: Path | None, *inputs: Path | None) -> None:
     """Refuse to write the transcript over what is read."""
-    if transcript is None or not transcript.exists():
+    if transcript is None or not os.path.exists(transcript):
         return
-    if any(path is not None and transcript.samefile(path) for path in inputs):
+    if any(path is not None and os.path.samefile(transcript, path) for path in inputs):
         raise SpadeError(
             f"--transcript {str(transcript)!r} would overwrite what is played; choose another file"
         )
@@ -379,7 +393,3 @@ def _encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _say(*lines: str) -> None:
-    print(*lines, sep="\n", flush=True)

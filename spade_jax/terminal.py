@@ -5,7 +5,34 @@ overwrite what stands above, or to show text in another order than it is stored.
 becomes a visible escape. What letters look like, and what a text claims, is not judged.
 """
 
+import os
+import sys
 import unicodedata
+
+from spade_jax.errors import SpadeError
+
+
+def say(*lines: str) -> None:
+    """Print lines at once.
+
+    Raises:
+        BrokenPipeError: nobody reads them.
+        SpadeError: they cannot be written.
+    """
+    try:
+        print(*lines, sep="\n", flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        mute()
+        raise SpadeError(f"standard output cannot be written: {error.strerror}") from error
+
+
+def mute() -> None:
+    """Have what is buffered for standard output, and all that comes, go nowhere: it would be tried
+    again at exit."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def visible(text: str) -> str:

@@ -258,7 +258,9 @@ async def _determinism(
     )
     for (seed, play), other in zip(here, reversed(there), strict=True):
         for side in (play, other):
-            if isinstance(side, Fault) and side.outcome is Outcome.INFRASTRUCTURE:
+            if isinstance(side, Fault) and (
+                side.outcome is Outcome.INFRASTRUCTURE or trial.purse.empty
+            ):  # which of the plays that hits is chance
                 demand(Gate.DETERMINISM, side)
         if isinstance(play, Fault) and isinstance(other, Fault):
             continue  # texts may hold times and addresses; a later gate refuses

@@ -13,6 +13,7 @@ from spade_jax.types import Fault, Outcome, Reply
 
 MAX_PROGRAM_BYTES = 64 * 1024
 MAX_OBSERVATION_BYTES = 256 * 1024
+MAX_TRIAL_BYTES = 1 << 27  # memory of all observations of one admission, which are kept for long
 MAX_ACTION_CHARS = 16 * 1024  # a longer action is cut
 MAX_SOLUTION_ACTIONS = 200
 _WIN = 1 - 1e-6

@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ _WEIGHTS = b"\0weights\0" * 1000
 _ACTIONS = ("look", "x" * api.MAX_ACTION_CHARS, "1", "", "north", "7 7")
 _SEED = 1
 _TRIES = 3
+_MAX_BYTES = 1 << 20  # of a program; those above the pool's own limit show that it is kept
 _REMARK = re.compile(r"\([^()]*\)")
 _CAUGHT = "caught by the "  # "caught by the replay check" says the same as "replay"
 _FOLDERS = (Path("/tmp"), Path("/var/tmp"), Path("/dev/shm"), Path("/"))
@@ -128,7 +130,7 @@ def read_folder(folder: Path) -> dict[str, str]:
         SandboxError: there is none, or one that cannot be read or does not say what is right.
     """
     try:
-        programs = {path.stem: path.read_text("utf-8") for path in sorted(folder.glob("*.py"))}
+        programs = {path.stem: _read(path) for path in sorted(folder.glob("*.py"))}
     except (OSError, UnicodeDecodeError) as error:
         raise SandboxError(f"a program of {folder} cannot be read: {error}") from error
     if not programs:
@@ -142,13 +144,23 @@ def read_folder(folder: Path) -> dict[str, str]:
     return programs
 
 
+def _read(path: Path) -> str:
+    if not path.is_file():  # a pipe would keep its reader for ever
+        raise OSError(f"{path} is not a file")
+    with path.open("rb") as file:
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise OSError(f"{path} has more than {_MAX_BYTES} bytes")
+    return data.decode()
+
+
 async def _port(patience_s: float) -> socket.socket:
     """The listener that programs look for; waits for those who have it, such as another run.
 
     Raises:
         SandboxError: they keep it.
     """
-    give_up = time.monotonic() + patience_s
+    give_up, told = time.monotonic() + patience_s, False
     while True:
         listener = socket.socket()
         try:
@@ -162,6 +174,9 @@ async def _port(patience_s: float) -> socket.socket:
                 raise SandboxError(
                     f"port {PORT} is taken ({error}): is another run of hostile programs going on?"
                 ) from error
+            if not told:
+                print(f"waiting for port {PORT}, which another process has ...", file=sys.stderr)
+                told = True
             await asyncio.sleep(_TURN_TICK_S)
         else:
             listener.setblocking(False)
@@ -216,11 +231,18 @@ class _Host:
 
     def __enter__(self) -> "_Host":
         shutil.rmtree(CANARY, ignore_errors=True)
-        CANARY.mkdir()
-        CANARY.chmod(0o777)  # only the sandbox keeps a program out
-        weights = CANARY / "weights.bin"
-        weights.write_bytes(_WEIGHTS)
-        weights.chmod(0o666)
+        try:
+            CANARY.mkdir()
+            CANARY.chmod(0o777)  # only the sandbox keeps a program out
+            weights = CANARY / "weights.bin"
+            weights.write_bytes(_WEIGHTS)
+            weights.chmod(0o666)
+        except OSError as error:
+            self.listener.close()
+            raise SandboxError(
+                f"the canary {CANARY} that hostile programs look for cannot be laid out: "
+                f"{error.strerror}; remove what is there, or make the folder above writable"
+            ) from error
         self._canary = _state(CANARY)
         self._files = self._named_files()
         self._ipc = _ipc()

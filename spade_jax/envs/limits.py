@@ -30,15 +30,19 @@ _ENVIRONMENT = {
 
 CHANNEL = 10  # descriptor of a worker's only connection
 CPU_S = 600  # processor seconds of one worker's life: stops a thread that spins between requests
-_OUR_OPEN_FILES = 1024  # of supervisor and zygotes
 _SWEEP_S = 2.0
 _SWEEP_ROUNDS = 1000
 _PROC = Path("/proc")
 _PF_EXITING = 4
 _KIB_IN_USE = re.compile(rb"^Vm(?:RSS|PTE):\s+(\d+) kB$", re.MULTILINE)
 _ROOT = str(Path(__file__).resolve().parents[2])
+# This package is looked for after the standard library: where it stands others may as well, with
+# modules named like that library's.
 _BOOT = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); from {} import main; del sys.path[0]; main()"
+    "import os, sys; path = sys.argv.pop(1); "
+    "library = (os.path.dirname(os.__file__), 'lib-dynload'); "
+    "at = max((i for i, p in enumerate(sys.path, 1) if p.endswith(library)), default=0); "
+    "sys.path.insert(at, path); from {} import main; sys.path.remove(path); main()"
 )
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -64,9 +68,16 @@ class Limits:
 
 @dataclass
 class Purse:
-    """Processor time that many episodes of one program share."""
+    """What many episodes of one program share: processor time, and memory of the trainer for what
+    they show."""
 
     left_s: float = float("inf")
+    left_bytes: float = float("inf")
+
+    @property
+    def empty(self) -> bool:
+        """Whether more was taken out than was in it."""
+        return self.left_s < 0 or self.left_bytes < 0
 
 
 def environment(hash_seed: int = 0) -> dict[str, str]:
@@ -102,12 +113,17 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def few_files() -> None:
-    """Lower the number of descriptors that may be open, for this process and those it starts: a
-    fork closes all of them one by one."""
+def few_files(count: int) -> str:
+    """Let `count` descriptors be open, and not many more, for this process and those it starts: a
+    fork closes all of them one by one. Returns why that cannot be; "" if it can."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    soft = _OUR_OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OUR_OPEN_FILES, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if hard != resource.RLIM_INFINITY and count > hard:
+        return (
+            f"so many workers may need {count} open files, and {hard} are allowed; raise the hard "
+            "limit (ulimit -Hn) or lower envs.max_workers"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+    return ""
 
 
 def sweep(keep: Container[int] = ()) -> bool:

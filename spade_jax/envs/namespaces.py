@@ -23,6 +23,8 @@ from pathlib import Path
 from spade_jax.envs import seccomp, tier
 
 OWN = "/dev/shm"  # the only place where files can be made, and they are seen by nobody else
+# Where packages look for a place of theirs when they are imported.
+_WRITABLE = {"TMPDIR": OWN, "XDG_CACHE_HOME": OWN, "XDG_CONFIG_HOME": OWN}
 _NEW_USER = 0x10000000
 _NEW = {"ipc": 0x08000000, "mount": 0x00020000, "net": 0x40000000, "pid": 0x20000000}
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC = 2, 4, 8
@@ -221,7 +223,7 @@ def _become(
         step = "exec"
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.set_inheritable(descriptor, True)
-        os.execve(command[0], list(command), dict(environment))
+        os.execve(command[0], list(command), {**environment, **_WRITABLE})
     except OSError as error:
         what = f"{step} {error.filename}" if isinstance(error.filename, str) else step
         os.write(says, f"{step} {error.errno or 0} {what}".encode())

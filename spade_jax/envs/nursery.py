@@ -21,7 +21,7 @@ import socket
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,11 +32,20 @@ BIRTH_S = 60.0  # a fork or a reaping that takes longer means that the zygote is
 _REFILL_S = 0.02  # after a spare is taken or one retires: loading a program comes first
 _CHUNK = 1 << 16  # the longest word of a zygote is what its probe found
 _NEVER = float("inf")
+_MAX_ASKED = 32  # of a zygote at once: its control holds no more than some hundred words
+_FILES = 5  # of a worker, here: a channel, a page and a process; while it is born, two more
+_OTHER_FILES = 64
+_MAX_RETIRED = 16  # workers that are to be ended a little later
 _MAX_ZYGOTES = 12  # of this package and of others, and
 _WORKER_BYTES = 4 << 20  # of one that has done nothing: bounds of what the cgroup allows for
 _BASE_BYTES = 64 << 20
 _BASE_PROCESSES = 64
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def num_files(max_workers: int, spares: int) -> int:
+    """Descriptors that a supervisor may have open at once."""
+    return _FILES * (max_workers + _MAX_RETIRED + spares * _MAX_ZYGOTES) + _OTHER_FILES
 
 
 @dataclass(eq=False)
@@ -101,6 +110,8 @@ class Zygote:
     bait: apart.Bait | None = None  # while it tries to reach it
     sandbox: tier.Sandbox | None = None  # what its probe found; None until it is ready
     spares: list[Worker] = field(default_factory=list)  # oldest first
+    num_asked: int = 0  # words that it has not answered
+    untold: deque[tuple[list[Any], list[int]]] = field(default_factory=deque)  # with descriptors
 
 
 class Nursery:
@@ -210,6 +221,8 @@ class Nursery:
         and ending it now would take processors from that one's loading."""
         self._unwatch(worker.channel)
         self._retired.append(worker)
+        if len(self._retired) > _MAX_RETIRED:  # they hold memory and descriptors as before
+            self.drop(self._retired.pop(0))
         self.refill_at = min(self.refill_at, time.monotonic() + _REFILL_S)
 
     def drop(self, worker: Worker) -> None:
@@ -229,7 +242,7 @@ class Nursery:
     def reap(self, worker: Worker) -> None:
         """End a worker and have its zygote say how it ended."""
         worker.kill()
-        self._tell(worker.zygote, ["reap", worker.birth])
+        self._ask(worker.zygote, ["reap", worker.birth], [])
 
     def replace(self, zygote: Zygote) -> None:
         """Start another zygote for one that ended; that of a package when it is asked for."""
@@ -339,16 +352,26 @@ class Nursery:
         worker = Worker(self._last_birth, zygote, ours, mmap.mmap(page, mmap.PAGESIZE))
         worker.deadline = time.monotonic() + BIRTH_S
         self._unborn[worker.birth] = worker
-        with theirs:
-            self._tell(zygote, ["fork", worker.birth], [theirs.fileno(), page])
-        os.close(page)
+        self._ask(zygote, ["fork", worker.birth], [theirs.detach(), page])
         return worker
 
-    def _tell(
-        self, zygote: Zygote, message: list[Any], descriptors: list[int] | None = None
-    ) -> None:
+    def _ask(self, zygote: Zygote, message: list[Any], descriptors: list[int]) -> None:
+        """Tell a zygote what it answers with one word, when it has few such; takes over the
+        descriptors."""
+        zygote.untold.append((message, descriptors))
+        self._tell_more(zygote)
+
+    def _tell_more(self, zygote: Zygote) -> None:
+        while zygote.untold and zygote.num_asked < _MAX_ASKED:
+            message, descriptors = zygote.untold.popleft()
+            zygote.num_asked += 1
+            self._tell(zygote, message, descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _tell(self, zygote: Zygote, message: list[Any], descriptors: Sequence[int] = ()) -> None:
         try:
-            socket.send_fds(zygote.control, [json.dumps(message).encode()], descriptors or [])
+            socket.send_fds(zygote.control, [json.dumps(message).encode()], descriptors)
         except BlockingIOError:  # it has stopped listening
             zygote.process.kill()
         except ConnectionError:
@@ -367,6 +390,9 @@ class Nursery:
             self._lost(zygote)
             return
         operation, *arguments = json.loads(data)
+        if operation in ("forked", "failed", "reaped"):
+            zygote.num_asked -= 1
+            self._tell_more(zygote)
         if operation == "loaded":
             self._settle(zygote)
         elif operation == "ready":
@@ -405,6 +431,10 @@ class Nursery:
         zygote.process.wait()
         if zygote.bait is not None:
             zygote.bait.close()
+        for _, descriptors in zygote.untold:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        zygote.untold.clear()
         if zygote.sandbox is None and not zygote.package:
             problem = f"a zygote ended with code {zygote.process.returncode} while starting"
             if self._told or not isinstance(zygote.process, namespaces.Process):

@@ -12,6 +12,7 @@ processes end when the thread that started it does.
 
 import asyncio
 import hashlib
+import sys
 from array import array
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -313,7 +314,8 @@ class Instance:
         pool._last_instance += 1
         self._number = pool._last_instance
         self._worker: _Worker | None = None
-        self._log: list[tuple[str, Reply]] = []  # what a rebuild replays, and must see again
+        # What a rebuild replays, and the hashes of what it must see again: replies can be large.
+        self._log: list[tuple[str, int]] = []
         self._cpu_s = 0.0  # of the episode, replays left out
         self._purse = purse or Purse()
         self._opened = False
@@ -328,7 +330,7 @@ class Instance:
         action = action[: api.MAX_ACTION_CHARS]
         reply = await self._settle(self._step, action)
         if isinstance(reply, Reply):
-            self._log.append((action, reply))
+            self._log.append((action, hash(reply)))
         return reply
 
     async def solution(self) -> list[str] | Fault:
@@ -392,13 +394,14 @@ class Instance:
         start = _valid(api.check_reset(answer.value))
         if not self._opened:
             self._spend(answer.cpu_s)
+            self._keep(start)
         elif start.observation != self.observation:
             raise _diverged("reset")
         self.observation = start.observation
         self._opened = True
         for index, (action, seen) in enumerate(self._log):
             answer = await self._request(worker, self._pool.limits.step_s, "step", action)
-            if _valid(api.check_step(answer.value)) != seen:
+            if hash(_valid(api.check_step(answer.value))) != seen:
                 raise _diverged(f"step {index}")
         return worker
 
@@ -413,6 +416,7 @@ class Instance:
         reply = _valid(api.check_step(answer.value))
         self._pool._step_s.append(answer.cpu_s)
         self._spend(answer.cpu_s)
+        self._keep(reply)
         return reply
 
     async def _solution(self) -> list[str]:
@@ -449,6 +453,15 @@ class Instance:
             detail = f"{over} s of processor time"
             self._end(Fault(Outcome.TIMEOUT, detail), offence=True)
             raise _Failure(Outcome.TIMEOUT, detail)
+
+    def _keep(self, reply: Reply) -> None:
+        """Count the memory of an observation against what its purse pays for."""
+        self._purse.left_bytes -= sys.getsizeof(reply.observation)
+        if self._purse.left_bytes < 0:
+            raise _Failure(
+                Outcome.SCHEMA,
+                f"all plays of its trial together showed more than {api.MAX_TRIAL_BYTES >> 20} MiB",
+            )
 
     def _end(self, fault: Fault, *, offence: bool = False) -> None:
         """End in a fault; `offence` if the quarantine has not heard of it when the worker died."""

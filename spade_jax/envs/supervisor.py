@@ -26,7 +26,7 @@ from collections.abc import Callable
 from functools import partial
 
 from spade_jax.envs import limits, verdicts, wire
-from spade_jax.envs.nursery import BIRTH_S, Batch, Nursery, Worker, Zygote
+from spade_jax.envs.nursery import BIRTH_S, Batch, Nursery, Worker, Zygote, num_files
 from spade_jax.envs.wire import ASK, FAULT, IDLE, MEMORY, READY, SPAWN, WORN
 
 _MAX_EVENTS = 64  # of a turn; room is made for each
@@ -415,9 +415,8 @@ def main() -> None:
     descriptor, parent, memory_bytes, spares, pool_memory_bytes, workers = map(int, sys.argv[1:7])
     limits.die_with_parent(parent)
     limits.adopt_orphans()
-    limits.few_files()
     trainer = socket.socket(fileno=descriptor)
-    if problem := limits.missing():
+    if problem := limits.few_files(num_files(workers, spares)) or limits.missing():
         head = wire.NOTICE.pack(READY, 0, 0, 0, 0.0)
         trainer.sendall(wire.frame(head, wire.dumps(["infrastructure", problem])))
         return

@@ -20,6 +20,7 @@ GENERIC = ("1", "yes", "a")  # tried as actions of any program
 _TOKENS = re.compile(r"[\"'`]([^\"'`\n]{1,60})[\"'`]|(-?\d+(?:\.\d+)?|[^\W\d]\w*)")
 _MAX_SHOWN = 4000  # characters of an observation whose words are tried as actions
 _MAX_CANDIDATES = 400  # of the random player, the newest
+_MAX_REASON = 500
 _SAME_WIN_FRAC = 1e-9  # slack when a fraction is compared with its limit
 
 
@@ -82,6 +83,7 @@ class Trial:
 
     def __post_init__(self) -> None:
         self.purse.left_s = self.pool.limits.trial_s
+        self.purse.left_bytes = api.MAX_TRIAL_BYTES
 
     async def open(self, seed: int, replica: int = 0) -> Instance | Fault:
         """An instance of the program, whose time counts as the trial's."""
@@ -102,7 +104,11 @@ class Trial:
         if refusal is None:
             return Verdict(True, measures=self.measures, gates=self.gates)
         results = self.gates | {refusal.gate: GateResult.REFUSED}
-        return Verdict(False, refusal.gate, refusal.reason, self.measures, results)
+        reason = refusal.reason  # it may quote the program
+        if len(reason) > _MAX_REASON:
+            reason = f"{reason[: _MAX_REASON - 3]}..."
+        reason = "".join(c if c.isprintable() else "?" for c in reason)
+        return Verdict(False, refusal.gate, reason, self.measures, results)
 
 
 def demand(gate: Gate, value: Any) -> Any:

@@ -187,9 +187,13 @@ def test_a_touched_host_and_an_outcome_that_says_nothing_are_exit_code_1(
     ("arguments", "parts"),
     [
         (["--hostile", "nowhere"], ["'nowhere' is not a folder"]),
+        (["--hostile", "a" * 5000], ["is not a folder"]),
         (["--hostile", "EMPTY"], ["holds no program"]),
         (["--hostile", "SILENT"], ["silent.py", "RIGHT"]),
         (["--hostile", "BINARY"], ["cannot be read", "utf-8"]),
+        (["--hostile", "HUGE"], ["cannot be read", "more than 1048576 bytes"]),
+        (["--hostile", "ESCAPE"], [r"a\x1b[2J", "RIGHT"]),
+        (["--hostile", "PIPE"], ["cannot be read", "is not a file"]),
         (["--hostile"], ["--hostile"]),
         (["--hostle", "x"], ["unknown option --hostle", "did you mean --hostile"]),
         (["stray"], ["unknown argument stray"]),
@@ -197,11 +201,14 @@ def test_a_touched_host_and_an_outcome_that_says_nothing_are_exit_code_1(
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, parts, capsys, tmp_path):
-    contents = {"EMPTY": None, "SILENT": b"x = 1\n", "BINARY": b"\xff\n"}
+    contents = {"EMPTY": None, "SILENT": b"x = 1\n", "BINARY": b"\xff\n", "HUGE": b"#" * 2**21}
+    contents |= dict.fromkeys(("ESCAPE", "PIPE"))
     for name, data in contents.items():
         (tmp_path / name).mkdir()
         if data is not None:
             (tmp_path / name / f"{name.lower()}.py").write_bytes(data)
+    (tmp_path / "ESCAPE" / "a\x1b[2J.py").write_text("x = 1\n")
+    os.mkfifo(tmp_path / "PIPE" / "pipe.py")
     arguments = [str(tmp_path / word) if word in contents else word for word in arguments]
     assert cli.main(["doctor", *arguments]) == 2
     captured = capsys.readouterr()
@@ -209,6 +216,21 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, parts, capsys, tmp_pat
     assert message.startswith("spade-jax: ") and captured.out == ""
     for part in parts:
         assert part in message
+
+
+def test_a_canary_that_cannot_be_laid_out_is_one_line(capsys, monkeypatch, tmp_path):
+    (tmp_path / "canary").write_text("somebody's file")
+    monkeypatch.setattr(hostile, "CANARY", tmp_path / "canary")
+    folder = _folder(tmp_path / "programs", calm="harmless; observation = 'x'")
+    assert cli.main(["doctor", "--hostile", folder]) == 2
+    assert "canary" in capsys.readouterr().err
+    assert (tmp_path / "canary").read_text() == "somebody's file"
+
+
+def test_results_go_where_nobody_looks(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "stdout", None)
+    folder = _folder(tmp_path / "programs", calm="harmless; observation = 'x'")
+    assert cli.main(["doctor", "--hostile", folder]) == 0
 
 
 def test_doctor_loads_no_jax():

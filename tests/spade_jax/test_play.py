@@ -205,6 +205,9 @@ def _refused(arguments: list[str], parts: list[str], capsys) -> None:
         (["missing.py"], ["missing.py", "No such file"]),
         ([""], ["nothing to play"]),
         (["a\0b"], ["null"]),
+        (["a" * 5000], ["File name too long"]),
+        (["nopackage:" + "a" * 5000], ["neither a file nor"]),
+        (["PROGRAM", "--transcript", "a" * 5000], ["File name too long"]),
         (["FOLDER"], ["Is a directory"]),
         (["EMPTY"], ["is empty", "ends in Env"]),
         (["BINARY"], ["not UTF-8", "at byte 1"]),
@@ -289,6 +292,9 @@ def test_piped_input_that_ends_or_is_no_text(program):
     done = _piped(b"up\n", str(program))
     assert done.returncode == 0
     assert done.stdout.endswith(b"the input ended after 1 turn; the episode did not\n")
+    done = _piped(b"up\n" + b"x" * 2**18, str(program))
+    assert done.returncode == 2
+    assert done.stderr == b"spade-jax: line 2 of standard input has more than 131072 bytes\n"
     done = _piped(b"up\n\xff\n", str(program))
     assert done.returncode == 2
     assert done.stderr.startswith(b"spade-jax: line 2 of standard input is not UTF-8")
@@ -305,6 +311,28 @@ def test_closed_streams_are_borne(program):
     arguments = ["sh", "-c", shell, "sh", *_command(str(program))]
     done = subprocess.run(arguments, cwd=ROOT, capture_output=True, input=b"up\n" * 5000)
     assert done.stderr == b"" and done.stdout.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("command", ["play", "doctor"])
+def test_an_output_that_takes_nothing_is_one_line(command, program):
+    arguments = [sys.executable, "-m", "spade_jax.cli", command]
+    arguments += [str(program)] if command == "play" else []
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            arguments, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=full, stderr=subprocess.PIPE
+        )
+    assert done.returncode == 2
+    assert done.stderr == b"spade-jax: standard output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_hint_that_is_played_with_is_not_overwritten(given, program, capsys):
+    path = program.with_suffix(".json")
+    path.write_text('{"hint": "go down"}')
+    hint = ["--hint", str(path)] if given else ["--hint"]
+    arguments = ["play", str(program), "--transcript", str(path), *hint]
+    _refused(arguments, ["would overwrite"], capsys)
+    assert path.read_text() == '{"hint": "go down"}'
 
 
 def test_letters_that_the_output_cannot_show_are_escaped(program):

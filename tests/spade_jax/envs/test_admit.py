@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from spade_jax.envs import api
 from spade_jax.envs.admit import GENERATED, HINT_GATES, PUBLIC, admit, admit_public
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
@@ -653,3 +654,26 @@ def burn(seconds):
     assert good.admitted
     assert (refused.admitted, refused.gate) == (False, Gate.CONTRACT)
     assert "all plays of its trial together took more than their 1 s" in refused.reason
+
+
+def test_what_a_program_shows_fills_no_memory(shared, monkeypatch):
+    """Each observation is allowed; it is the hundreds of them that are kept which are too many."""
+    monkeypatch.setattr(api, "MAX_TRIAL_BYTES", 4 << 20)
+    broad = (
+        GOOD
+        + """
+
+class BroadEnv(VaultEnv):
+    def reset(self, seed):
+        observation, info = super().reset(seed)
+        return observation + " " * 100_000, info
+"""
+    )
+    found = verdict(shared, broad)
+    assert not found.admitted and "showed more than 4 MiB" in found.reason, found
+
+
+def test_a_reason_is_short_and_plain(shared):
+    found = verdict(shared, GOOD + f"import {'a' * 50_000}\n")
+    assert found.gate == Gate.IMPORTS and found.reason.startswith("line ")
+    assert len(found.reason) == 500 and found.reason.endswith("a...")

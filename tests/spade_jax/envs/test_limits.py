@@ -97,9 +97,26 @@ def test_the_kernels_tables_count_as_memory():
     assert limits.resident(2**22 + 1) == 0
 
 
-def test_few_files_lowers_the_soft_limit_only():
+def test_few_files_sets_the_soft_limit_only_and_says_what_cannot_be():
     code = (
-        "import resource as r\nhard = r.getrlimit(r.RLIMIT_NOFILE)[1]\nlimits.few_files()\n"
-        "print(r.getrlimit(r.RLIMIT_NOFILE) == (min(1024, hard), hard))"
+        "import resource as r\nhard = 200\nr.setrlimit(r.RLIMIT_NOFILE, (150, hard))\n"
+        "for count in 100, 180, 201: print(limits.few_files(count), r.getrlimit(r.RLIMIT_NOFILE))"
     )
-    assert run(code) == "True\n"
+    lower, higher, refused = run(code).splitlines()
+    assert (lower, higher) == (" (100, 200)", " (180, 200)")
+    assert "201 open files, and 200 are allowed" in refused and "envs.max_workers" in refused
+    assert refused.endswith(" (180, 200)")
+
+
+def test_what_stands_beside_the_package_does_not_replace_the_standard_library(tmp_path):
+    goal = (
+        "def main():\n    import json, math\n    print(json.loads('[1]'), math.pi > 3, sys.path)\n"
+    )
+    (tmp_path / "goal.py").write_text(f"import dataclasses, sys\n\n{goal}")
+    for name in ("json", "math", "dataclasses", "_json"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('not the {name} it wants')\n")
+    command = [sys.executable, "-s", "-P", "-c", limits._BOOT.format("goal"), str(tmp_path)]
+    environment = limits.environment()
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.stdout.startswith("[1] True ["), done.stderr
+    assert str(tmp_path) not in done.stdout

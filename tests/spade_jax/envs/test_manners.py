@@ -259,6 +259,25 @@ def test_episodes_with_one_purse_share_their_processor_time():
     asyncio.run(play())
 
 
+def test_episodes_with_one_purse_share_the_memory_of_what_they_show():
+    async def play() -> None:
+        async with Pool(Limits()) as pool:
+            purse = Purse(left_bytes=2000)
+            first = await pool.open(PROGRAM, 0, purse=purse)
+            second = await pool.open(PROGRAM, 1, 1, purse)
+            assert not isinstance(first, Fault) and not isinstance(second, Fault)
+            assert await first.step("x" * 900) == ok("x" * 900)
+            wide = "☃" * 700  # two bytes each in memory
+            fault = await second.step(wide)
+            assert isinstance(fault, Fault) and fault.outcome is Outcome.SCHEMA
+            assert "all plays of its trial together showed more than" in fault.detail
+            assert purse.empty and pool.stats().quarantined == 0
+            other = await opened(pool, PROGRAM)
+            assert await other.step(wide) == ok(wide)
+
+    asyncio.run(play())
+
+
 def test_an_episode_has_so_much_processor_time_and_a_rebuild_takes_none_of_it():
     async def play() -> None:
         async with Pool(Limits(step_s=5, episode_s=0.5)) as pool:

@@ -90,7 +90,7 @@ def test_what_a_process_there_sees_and_may(user: bool):
     assert told["uid"] == (as_user.USER if user else 0)
     assert told["kind"] == ("user " if user else "") + "ipc mount net pid"
     assert told["environment"].pop("LC_CTYPE", "") in ("", "C.UTF-8")  # of Python's own making
-    assert told["environment"] == {"ONLY": "this"}
+    assert told["environment"] == {"ONLY": "this", **namespaces._WRITABLE}
     assert told["seen"] == ["/proc/1"]
     assert told["devices"] == ["lo"] and told["network"] == "Network is unreachable"
     assert told["input"] == "" and len(told["open"]) == 5  # one is of this look

@@ -15,6 +15,7 @@ from spade_jax.envs import link as link_module
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Instance, Pool
 from spade_jax.envs.verdicts import judge
+from spade_jax.errors import SandboxError
 from spade_jax.types import Fault, Outcome, Reply
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -227,6 +228,35 @@ def test_supervisor_and_zygotes_may_open_few_files(descendants):
                 assert resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] <= 1024
 
     asyncio.run(play())
+
+
+def test_hundreds_of_workers_are_born_and_ended_at_once():
+    """More words than a zygote's control holds, and more descriptors than usual."""
+    number = 320
+
+    async def play() -> None:
+        limits = Limits(max_workers=number, spare_workers=0, load_s=60, reset_s=60)
+        async with Pool(limits) as pool:
+            for turn in range(2):  # the second lot takes the places of the first
+                programs = [f"{COUNTER}# {turn} {index}\n" for index in range(number)]
+                opened = await asyncio.gather(*(pool.open(text, 1) for text in programs))
+                instances = [each for each in opened if not isinstance(each, Fault)]
+                assert len(instances) == number, opened
+                await asyncio.gather(*(each.close() for each in instances))
+            assert pool.stats().retries == 0
+
+    asyncio.run(play())
+
+
+def test_more_workers_than_there_may_be_files_are_refused():
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+    async def start() -> None:
+        async with Pool(Limits(max_workers=hard)):
+            pass
+
+    with pytest.raises(SandboxError, match=f"and {hard} are allowed"):
+        asyncio.run(start())
 
 
 TRAINER = """

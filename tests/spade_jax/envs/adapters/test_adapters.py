@@ -138,6 +138,25 @@ def test_broken_package_is_our_fault_and_hurts_nobody(tmp_path: Path, body: str,
     asyncio.run(play())
 
 
+def test_a_package_that_wants_a_place_to_write_is_imported(tmp_path: Path, fakes: str):
+    """As one does that draws: its import fails where no folder can be made."""
+    (tmp_path / "reasoning_gym").mkdir()
+    body = (Path(fakes) / "reasoning_gym" / "__init__.py").read_text()
+    body += "\nimport os, tempfile\nplaces = [tempfile.mkdtemp()]\n"
+    body += "names = ('XDG_CACHE_HOME', 'XDG_CONFIG_HOME')\n"
+    body += "places += [os.environ[name] for name in names if name in os.environ]\n"
+    body += "for place in places:\n    open(place + '/cache', 'w').close()\n"
+    (tmp_path / "reasoning_gym" / "__init__.py").write_text(body)
+
+    async def play() -> None:
+        path = [str(tmp_path)]
+        async with Pool(Limits(), packages=["reasoning_gym"], package_path=path) as pool:
+            opened = await pool.open(adapters.program("reasoning_gym", "sums"), 1)
+            assert not isinstance(opened, Fault), opened
+
+    asyncio.run(play())
+
+
 def _zygote_of(package: str) -> int:
     """Process number of the zygote that was told to import a package."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
