@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 
 from models import convert as checkpoints
 from models import stored, tensors
-from models.config import from_dict
+from models.config import TransformerConfig, from_dict
 from spade_jax.errors import CheckpointError
 from spade_jax.learner.checkpoint import find_damage
 from spade_jax.telemetry.sinks import RunFolder
@@ -38,6 +38,23 @@ def convert(
     Args:
         tokenizer: a folder to take the tokenizer from; None takes the source's.
     """
+    try:
+        config = _convert(source, target, to, dtype, tokenizer)
+    except OSError as error:  # a folder without rights, a name too long, a disk gone
+        raise CheckpointError(
+            f"{source} cannot be converted to {target} ({error}); give it its rights, or name "
+            "other folders"
+        ) from error
+    counts = [math.prod(tensor.shape) for tensor in tensors.all_tensors(config)]
+    form = "Hugging Face" if to == "hf" else "Orbax"
+    logger.info("%s: %s, %s parameters, %s", target, config.family, f"{sum(counts):,}", form)
+    if to == "orbax":
+        logger.info("train from it with --run.init-from %s", target)
+
+
+def _convert(
+    source: Path, target: Path, to: Form, dtype: str | None, tokenizer: Path | None
+) -> TransformerConfig:
     checkpoints.check_paths(source, target)
     run = _run_of(source)
     if run is not None or to == "hf":
@@ -45,14 +62,8 @@ def convert(
         write = checkpoints.export_checkpoint if to == "hf" else checkpoints.store
         home = tokenizer or (source if run is None else _home(run))
         write(weights, weights.config, home, target, dtype=dtype)
-        config = weights.config
-    else:
-        config = checkpoints.import_checkpoint(source, target, dtype=dtype, tokenizer=tokenizer)
-    counts = [math.prod(tensor.shape) for tensor in tensors.all_tensors(config)]
-    form = "Hugging Face" if to == "hf" else "Orbax"
-    logger.info("%s: %s, %s parameters, %s", target, config.family, f"{sum(counts):,}", form)
-    if to == "orbax":
-        logger.info("train from it with --run.init-from %s", target)
+        return weights.config
+    return checkpoints.import_checkpoint(source, target, dtype=dtype, tokenizer=tokenizer)
 
 
 class RunWeights:
