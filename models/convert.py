@@ -428,6 +428,12 @@ def public_config(folder: Path, config: TransformerConfig) -> dict[str, Any]:
     made = to_hf(config)
     path = folder / stored.HF_CONFIG
     if not path.is_file():
+        if from_hf(made, config.family) != config:
+            raise ModelError(
+                f"the model is no {config.family} model that others compute alike: its "
+                f"{_differences(config, from_hf(made, config.family))} cannot be said in a public "
+                "config.json; set them so before training"
+            )
         return made
     values = _read_json(path)
     if from_hf(values, str(path)) != config:
@@ -436,6 +442,15 @@ def public_config(folder: Path, config: TransformerConfig) -> dict[str, Any]:
             "the checkpoint again"
         )
     return values
+
+
+def _differences(config: TransformerConfig, public: TransformerConfig) -> str:
+    names = [field.name for field in dataclasses.fields(config)]
+    return ", ".join(
+        f"{name}={getattr(config, name)} (expected {getattr(public, name)})"
+        for name in names
+        if getattr(config, name) != getattr(public, name)
+    )
 
 
 def _write_json(path: Path, values: Any) -> None:

@@ -133,6 +133,15 @@ def check_files(folder: Path) -> None:
     """Refuse a folder one of whose files is not what was written: it would be other weights."""
     try:
         sums = read_json(folder / FILES)
+        there = {
+            path.relative_to(folder).as_posix()
+            for path in (folder / WEIGHTS).rglob("*")
+            if path.is_file()
+        }
+        if unknown := sorted(there - sums.keys()):
+            raise ModelError(
+                f"{FILES} of {folder} does not name {unknown[0]}; convert the checkpoint again"
+            )
         for name, (size, checksum) in sums.items():
             path = folder / name
             if path.stat().st_size != size or _checksum(path) != checksum:
@@ -199,7 +208,9 @@ def _dotted(path: tuple[Any, ...]) -> str:
 
 
 def _checkpointer() -> ocp.Checkpointer:
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every phase of every save
+    logging.getLogger("absl").setLevel(
+        logging.CRITICAL + 1
+    )  # it reports every phase; errors are raised
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(save_concurrent_gb=IN_FLIGHT_GB))
 
 

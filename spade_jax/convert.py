@@ -7,6 +7,7 @@ reading the parameters, and nothing else, from a run's checkpoint.
 
 import logging
 import math
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,9 +80,12 @@ class RunWeights:
             raise CheckpointError(f"checkpoint {self._step} is damaged: {problem}")
         saved = run.saved_config() or {}
         self.config = from_dict(saved.get("model"), run.path / "config.json")
-        with _checkpointer() as checkpointer:
-            tree = checkpointer.metadata(self._step / "state").item_metadata.tree
-        self._found = {name: np.dtype(leaf.dtype) for name, leaf in tree.items()}
+        try:
+            with _checkpointer() as checkpointer:
+                tree = checkpointer.metadata(self._step / "state").item_metadata.tree
+            self._found = {name: np.dtype(leaf.dtype) for name, leaf in tree.items()}
+        except Exception as error:  # Orbax raises bare Exception, among others
+            raise self._unreadable(error) from error
         logger.info("the newest checkpoint of %s is of step %d", run.path, max(steps) + 1)
 
     def dtypes(self, group: str) -> dict[str, np.dtype]:
@@ -105,11 +109,14 @@ class RunWeights:
         }
         wanted: dict[str, Any] = dict.fromkeys(names.values(), 0)
         how = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
-        with _checkpointer() as checkpointer:
-            found = checkpointer.restore(
-                self._step / "state",
-                args=ocp.args.PyTreeRestore(wanted, restore_args=how, partial_restore=True),
-            )
+        try:
+            with _checkpointer() as checkpointer:
+                found = checkpointer.restore(
+                    self._step / "state",
+                    args=ocp.args.PyTreeRestore(wanted, restore_args=how, partial_restore=True),
+                )
+        except Exception as error:  # Orbax raises bare Exception, among others
+            raise self._unreadable(error) from error
         arrays = {name: found[path] for name, path in names.items()}
         for tensor in tensors.group(self.config, group):
             if arrays[tensor.name].shape != tensor.shape:
@@ -119,6 +126,12 @@ class RunWeights:
                 )
         return arrays
 
+    def _unreadable(self, error: Exception) -> CheckpointError:
+        return CheckpointError(
+            f"checkpoint {self._step} cannot be read ({type(error).__name__}: {str(error)[:200]}); "
+            "remove its folder to take the one before"
+        )
+
 
 def _stored_name(group: str, name: str) -> str:
     prefix = "params." if group == tensors.OUTER else f"params.{group}."
@@ -126,6 +139,7 @@ def _stored_name(group: str, name: str) -> str:
 
 
 def _checkpointer() -> ocp.Checkpointer:
+    logging.getLogger("absl").setLevel(logging.CRITICAL + 1)  # what is wrong is told by an error
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
 
 
@@ -141,5 +155,6 @@ def _home(run: RunFolder) -> Path:
 
     The public config.json is in the latter.
     """
-    start = Path(((run.saved_config() or {}).get("run") or {}).get("init_from") or run.path)
-    return start if (start / stored.HF_CONFIG).is_file() else run.path
+    start = ((run.saved_config() or {}).get("run") or {}).get("init_from")
+    found = isinstance(start, str) and os.path.isfile(Path(start) / stored.HF_CONFIG)
+    return Path(start) if found else run.path

@@ -45,3 +45,15 @@ def test_a_place_that_cannot_be_made_is_told(tmp_path: Path, name: str):
         stored.new_folder(tmp_path / name),
     ):
         pass
+
+
+def test_a_file_without_a_checksum_is_refused(tmp_path: Path):
+    (tmp_path / "weights" / "outer").mkdir(parents=True)
+    stored.finish(tmp_path, {})
+    stored.check_files(tmp_path)
+    (tmp_path / "weights" / "outer" / "more").touch()
+    with pytest.raises(ModelError, match="does not name weights/outer/more"):
+        stored.check_files(tmp_path)
+    (tmp_path / stored.FILES).write_text("{}")
+    with pytest.raises(ModelError, match="does not name"):
+        stored.check_files(tmp_path)
