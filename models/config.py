@@ -3,18 +3,25 @@ public checkpoints is read in `models.hf`.
 """
 
 import dataclasses
-import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from models.errors import ModelError
+from models.json_file import read_json
 
 CONFIG_FILE = "config.json"
 MAX_SIZE = 2**24  # of any one axis: larger is a damaged file
 MAX_LAYERS = 4096
 
 Family = Literal["spade", "llama", "qwen2", "qwen3", "qwen3_moe"]
+
+PLAIN_KINDS: dict[Any, tuple[tuple[type, ...], str]] = {  # what JSON may hold for a field
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    bool: ((bool,), "true or false"),
+}
 
 
 @dataclass(frozen=True)
@@ -98,10 +105,11 @@ class TransformerConfig:
                 f"model.experts_per_token={self.experts_per_token} must lie in "
                 f"1..model.num_experts={self.num_experts}"
             )
-        if self.norm_eps <= 0 or self.rope_theta <= 0:
+        # Written so that NaN is refused.
+        if not (0 < self.norm_eps < math.inf and 0 < self.rope_theta < math.inf):
             raise ModelError(
                 f"model.norm_eps={self.norm_eps} and model.rope_theta={self.rope_theta} must "
-                f"be positive"
+                "be positive and finite"
             )
 
 
@@ -115,10 +123,17 @@ def from_dict(values: Any, where: str | Path) -> TransformerConfig:
             f"{where} has fields that are not of a model of ours: {', '.join(unknown[:5])}; a "
             "public checkpoint is made one by `spade-jax convert`"
         )
+    family = values.get("family", TransformerConfig.family)
+    if family not in get_args(Family):
+        raise ModelError(
+            f"{where}: family={family!r} is unknown; expected one of {', '.join(get_args(Family))}"
+        )
     values = dict(values)
     for field in dataclasses.fields(TransformerConfig):
-        if field.type is int and type(values.get(field.name, 0)) is not int:
-            raise ModelError(f"{where}: {field.name}={values[field.name]!r} is not a whole number")
+        if field.name in values and field.type in PLAIN_KINDS:
+            kinds, expected = PLAIN_KINDS[field.type]
+            if type(values[field.name]) not in kinds:
+                raise ModelError(f"{where}: {field.name}={values[field.name]!r} is not {expected}")
     try:
         if values.get("rope_scaling") is not None:
             values["rope_scaling"] = RopeScaling(**values["rope_scaling"])
@@ -131,8 +146,8 @@ def read_config(folder: str | Path) -> TransformerConfig:
     """Read the config of a folder of weights."""
     path = Path(folder) / CONFIG_FILE
     try:
-        values = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        values = read_json(path)
+    except (OSError, ValueError) as error:
         raise ModelError(
             f"{path} cannot be read ({error}); point to a folder of weights of ours"
         ) from error

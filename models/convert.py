@@ -9,6 +9,7 @@ keeps its dtype unless another is asked for.
 import dataclasses
 import json
 import logging
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -24,8 +25,10 @@ from models.errors import ModelError
 from models.gguf_file import GGUFFile
 from models.gguf_tokenizer import write_tokenizer
 from models.hf import FAMILIES, from_hf, to_hf
+from models.json_file import read_json
 from models.shards import ADVICE, PICKLES, SafetensorsFolder, nbytes, write_folder
 from models.tensors import Tensor
+from models.tokenizer import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -93,15 +96,22 @@ def import_checkpoint(
 
 def check_paths(source: Path, target: Path) -> None:
     """Refuse a source that is not there, and a destination that is, or lies within the source."""
-    if not source.exists():
+    # os.path has no error for a name that is too long or a link to itself, where Path has several.
+    if not os.path.exists(source):
         raise ModelError(f"{source} does not exist; name a checkpoint folder or a .gguf file")
-    here, there = source.resolve(), target.resolve()
+    here, there = Path(os.path.realpath(source)), Path(os.path.realpath(target))
     if here == there:
         raise ModelError(f"source and destination are both {source}; name another destination")
-    if source.is_dir() and here in there.parents:
+    if here.is_dir() and here in there.parents:
         raise ModelError(f"{target} lies within the source {source}; name a place outside of it")
-    if target.exists() or target.is_symlink():
+    if os.path.lexists(target):
         raise ModelError(f"{target} already exists; name a folder that does not, or remove it")
+    try:
+        str(target.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise ModelError(
+            f"{str(target)!r} is not UTF-8, which Orbax needs; name another folder"
+        ) from error
 
 
 def _open(source: Path) -> tuple[Source, TransformerConfig, dict[str, Any]]:
@@ -123,8 +133,8 @@ def _open(source: Path) -> tuple[Source, TransformerConfig, dict[str, Any]]:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
+        return read_json(path)
+    except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read ({error}); take it again") from error
 
 
@@ -141,9 +151,8 @@ def _check_tensors(config: TransformerConfig, source: Source, *, one_dtype: bool
         )
     expected = list(tensors.all_tensors(config))
     names = {part for tensor in expected for part in tensor.parts}
-    if config.tied_head and "lm_head.weight" in found:
-        _check_tied(source)
-        found.remove("lm_head.weight")
+    repeated = config.tied_head and "lm_head.weight" in found
+    found -= {"lm_head.weight"} if repeated else set()
     if missing := sorted(names - found):
         raise ModelError(
             f"{source.where}: {len(missing)} tensors are missing, such as {', '.join(missing[:3])}"
@@ -169,6 +178,8 @@ def _check_tensors(config: TransformerConfig, source: Source, *, one_dtype: bool
                 f"{source.where}: {tensor.parts[other]} is {dtypes[other]}, but {tensor.parts[0]} "
                 f"is {dtypes[0]}, and they become one parameter; name a dtype for all by --dtype"
             )
+    if repeated:
+        _check_tied(source)
 
 
 def _check_tied(source: Source) -> None:
@@ -221,7 +232,7 @@ def _finite(array: np.ndarray) -> bool:
 
 
 def _check_space(target: Path, needed: int) -> None:
-    parent = next(path for path in [target.absolute(), *target.absolute().parents] if path.exists())
+    parent = next(path for path in target.absolute().parents if os.path.exists(path))
     free = shutil.disk_usage(parent).free
     if needed > free:
         raise ModelError(
@@ -238,16 +249,22 @@ def _bring_tokenizer(
     folder: Path,
 ) -> None:
     """Copy the tokenizer's files, or build one from a GGUF file, and check its size."""
-    if given is None and isinstance(checkpoint, GGUFFile):
+    built = given is None and isinstance(checkpoint, GGUFFile)
+    home = folder if built else given or source
+    if isinstance(checkpoint, GGUFFile) and built:
         write_tokenizer(checkpoint.metadata, checkpoint.where, folder)
     else:
-        copy_tokenizer(given or source, folder)
-    size = _tokenizer_size(folder)
+        copy_tokenizer(home, folder)
+    size = _tokenizer_size(home)
     if size > config.vocab_size:
         raise ModelError(
             f"{given or source}: the tokenizer has {size} ids, but the embedding has "
             f"{config.vocab_size} rows; take the tokenizer of this checkpoint"
         )
+    try:
+        load_tokenizer(folder)
+    except ModelError as error:
+        logger.warning("the weights come in, but train cannot use the tokenizer: %s", error)
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
@@ -259,6 +276,8 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
         )
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
+            if name.endswith(".json") and not isinstance(_read_json(source / name), dict):
+                raise ModelError(f"{source / name} is not a JSON object; take it again")
             shutil.copyfile(source / name, folder / name)
 
 
@@ -273,6 +292,8 @@ def _tokenizer_size(folder: Path) -> int:
         vocab = values["model"]["vocab"]
         # A list is of a unigram model, whose ids are positions.
         ids += vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+        if bad := [index for index in ids if type(index) is not int or index < 0]:
+            raise ValueError(f"{bad[0]!r} is no id")
         return max(ids) + 1
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"{path} is not a tokenizer ({error!r}); take it again") from error
@@ -407,6 +428,12 @@ def public_config(folder: Path, config: TransformerConfig) -> dict[str, Any]:
     made = to_hf(config)
     path = folder / stored.HF_CONFIG
     if not path.is_file():
+        if from_hf(made, config.family) != config:
+            raise ModelError(
+                f"the model is no {config.family} model that others compute alike: its "
+                f"{_differences(config, from_hf(made, config.family))} cannot be said in a public "
+                "config.json; set them so before training"
+            )
         return made
     values = _read_json(path)
     if from_hf(values, str(path)) != config:
@@ -415,6 +442,15 @@ def public_config(folder: Path, config: TransformerConfig) -> dict[str, Any]:
             "the checkpoint again"
         )
     return values
+
+
+def _differences(config: TransformerConfig, public: TransformerConfig) -> str:
+    names = [field.name for field in dataclasses.fields(config)]
+    return ", ".join(
+        f"{name}={getattr(config, name)} (expected {getattr(public, name)})"
+        for name in names
+        if getattr(config, name) != getattr(public, name)
+    )
 
 
 def _write_json(path: Path, values: Any) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from models.config import Family, RopeScaling, TransformerConfig
 from models.errors import ModelError
+from models.gguf_header import check_header, check_kinds
 from models.hf import FAMILIES, from_hf, to_hf
 from models.layers import rotary_frequencies
 
@@ -207,7 +208,7 @@ class GGUFFile:
         hf_config = to_hf(config)
         for name in ("bos", "eos", "padding"):
             token = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
-            if token is not None:
+            if token is not None and 0 <= token < config.vocab_size:  # -1 stands for none
                 hf_config[f"{name.replace('padding', 'pad')}_token_id"] = token
         return config, hf_config
 
@@ -237,6 +238,7 @@ class GGUFFile:
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the metadata as plain values, and the tensors by name."""
+    check_header(path)
     try:
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
@@ -254,13 +256,12 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         raise ModelError(
             f"{path} is not a whole GGUF file ({type(error).__name__}: {error}); download it again"
         ) from error
+    check_kinds(metadata, str(path))
     parts = metadata.get("split.count", 0)
-    if parts and parts > 1:
+    if parts > 1:
         raise ModelError(
             f"{path} is one of {parts} parts; join them first (llama-gguf-split --merge)"
         )
-    if reader.byte_order != "I":
-        raise ModelError(f"{path} is of the other byte order; take a little-endian file")
     return metadata, {tensor.name: tensor for tensor in reader.tensors}
 
 

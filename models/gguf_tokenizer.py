@@ -75,7 +75,7 @@ def write_tokenizer(metadata: Mapping[str, Any], where: str, folder: Path) -> No
     merges = metadata.get("tokenizer.ggml.merges")
     try:
         spec = _spec(tokens, types, merges, pre)
-    except (TypeError, ValueError, IndexError) as error:
+    except (TypeError, ValueError) as error:
         raise ModelError(
             f"{where}: its tokenizer is damaged ({error}); name a folder with the model's "
             "tokenizer.json by --tokenizer"
@@ -84,9 +84,14 @@ def write_tokenizer(metadata: Mapping[str, Any], where: str, folder: Path) -> No
         name: metadata.get(f"tokenizer.ggml.{key}_token_id")
         for name, key in {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown"}.items()
     }
+    # Writers say -1, or its 32 bits unsigned, for a token that there is not.
+    ids = {
+        name: index if index is not None and 0 <= index < len(tokens) else None
+        for name, index in ids.items()
+    }
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     for name, index in ids.items():
-        if index is not None and 0 <= index < len(tokens):
+        if index is not None:
             config[f"{name}_token"] = tokens[index]
     if template := metadata.get("tokenizer.chat_template"):
         config["chat_template"] = template
@@ -114,6 +119,8 @@ def _spec(tokens: Any, types: Any, merges: Any, pre: str) -> dict[str, Any]:
         for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
         if kind != UNUSED
     }
+    if len(vocab) < len(types) - types.count(UNUSED):
+        raise ValueError("two of its tokens are spelt alike")
     added = [
         {
             "id": index,

@@ -200,6 +200,9 @@ def _rope(reader: _Reader) -> tuple[float, RopeScaling | None]:
     values = new or old
     if not isinstance(values, dict) or any(isinstance(v, dict) for v in values.values()):
         raise reader.refuse("rope_parameters", "expected one flat object for all layers")
+    theta, inner = reader.values.get("rope_theta"), values.get("rope_theta")
+    if theta is not None and inner is not None and theta != inner:
+        raise reader.refuse("rope_theta", f"rope_parameters say {inner!r}; remove one of them")
     reader = _Reader(
         {"rope_theta": reader.values.get("rope_theta", 10_000.0), **values}, {}, reader.where
     )

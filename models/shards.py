@@ -6,6 +6,7 @@ bfloat16 are read: other formats are quantised, and a quantised model is another
 """
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from models.errors import ModelError
+from models.json_file import read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -94,8 +96,8 @@ def _read_index(folder: Path) -> dict[str, str] | None:
     if (folder / SINGLE).is_file() or not path.exists():
         return None
     try:
-        index = json.loads(path.read_text())["weight_map"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        index = read_json(path)["weight_map"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(f"{path} is not an index of shards ({error}); take it again") from error
     if not isinstance(index, dict) or not index:
         raise ModelError(f"{path}: weight_map names no tensors; take it again")
@@ -124,7 +126,7 @@ def _shards(folder: Path, index: Mapping[str, str] | None) -> list[str]:
             f"{folder} holds neither {SINGLE} nor {INDEX}; expected a Hugging Face checkpoint"
         )
     shards = sorted(set(index.values()))
-    if missing := [shard for shard in shards if not (folder / shard).is_file()]:
+    if missing := [shard for shard in shards if not os.path.isfile(folder / shard)]:
         raise ModelError(
             f"{folder / INDEX} names {missing[0]}, which is not there ({len(missing)} of "
             f"{len(shards)} files are missing); download it"

@@ -30,6 +30,7 @@ import orbax.checkpoint as ocp
 from models import tensors
 from models.config import CONFIG_FILE, TransformerConfig
 from models.errors import ModelError
+from models.json_file import read_json
 
 WEIGHTS = "weights"
 FILES = "files.json"
@@ -52,11 +53,10 @@ def new_folder(target: Path) -> Iterator[Path]:
     partial = target.with_name(f".{target.name}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        lock = target.with_name(f".{target.name}.lock").open("wb")
+        lock = _take(target)
     except OSError as error:
         raise ModelError(f"{target} cannot be made ({error}); name another folder") from error
     with lock:
-        _take(lock, target)
         try:
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir()
@@ -74,11 +74,24 @@ def new_folder(target: Path) -> Iterator[Path]:
             Path(lock.name).unlink(missing_ok=True)
 
 
-def _take(lock: BinaryIO, target: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        raise ModelError(f"{target} is being written by another process; wait for it") from error
+def _take(target: Path) -> BinaryIO:
+    """Return the lock file of a folder, held by this process alone."""
+    path = target.with_name(f".{target.name}.lock")
+    while True:
+        lock = path.open("wb")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Who held it before may have removed it since: then the name is free for another one.
+            if path.exists() and os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                return lock
+        except BlockingIOError as error:
+            lock.close()
+            raise ModelError(
+                f"{target} is being written by another process; wait for it"
+            ) from error
+        except FileNotFoundError:  # removed just now
+            pass
+        lock.close()
 
 
 def write_group(folder: Path, name: str, arrays: Mapping[str, np.ndarray]) -> None:
@@ -119,7 +132,16 @@ def flush(folder: Path) -> None:
 def check_files(folder: Path) -> None:
     """Refuse a folder one of whose files is not what was written: it would be other weights."""
     try:
-        sums = json.loads((folder / FILES).read_text())
+        sums = read_json(folder / FILES)
+        there = {
+            path.relative_to(folder).as_posix()
+            for path in (folder / WEIGHTS).rglob("*")
+            if path.is_file()
+        }
+        if unknown := sorted(there - sums.keys()):
+            raise ModelError(
+                f"{FILES} of {folder} does not name {unknown[0]}; convert the checkpoint again"
+            )
         for name, (size, checksum) in sums.items():
             path = folder / name
             if path.stat().st_size != size or _checksum(path) != checksum:
@@ -186,7 +208,9 @@ def _dotted(path: tuple[Any, ...]) -> str:
 
 
 def _checkpointer() -> ocp.Checkpointer:
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every phase of every save
+    logging.getLogger("absl").setLevel(
+        logging.CRITICAL + 1
+    )  # it reports every phase; errors are raised
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(save_concurrent_gb=IN_FLIGHT_GB))
 
 

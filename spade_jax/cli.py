@@ -50,6 +50,7 @@ SOURCE is one of
 DESTINATION is a new folder. For training, name it as --run.init-from, and in the config file
 write model=models.config.read_config(DESTINATION).
 """
+MESSAGE_LETTERS = 2000  # of an error, at most
 # A section that may be absent, such as model.rope_scaling, is what the preset says it is.
 _TYRO = (tyro.conf.AvoidSubcommands,)
 
@@ -388,7 +389,11 @@ def _closest(name: str, options: Any) -> str:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.replace("│", " ").split())
+    """Return a message that may quote a hostile file: no control characters, and not a page."""
+    text = " ".join(text.replace("│", " ").split())
+    if len(text) > MESSAGE_LETTERS:
+        text = f"{text[: MESSAGE_LETTERS // 2]} ... {text[-MESSAGE_LETTERS // 2 :]}"
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 if __name__ == "__main__":

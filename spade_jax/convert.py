@@ -7,6 +7,7 @@ reading the parameters, and nothing else, from a run's checkpoint.
 
 import logging
 import math
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ import orbax.checkpoint as ocp
 
 from models import convert as checkpoints
 from models import stored, tensors
-from models.config import from_dict
+from models.config import TransformerConfig, from_dict
 from spade_jax.errors import CheckpointError
 from spade_jax.learner.checkpoint import find_damage
 from spade_jax.telemetry.sinks import RunFolder
@@ -38,6 +39,23 @@ def convert(
     Args:
         tokenizer: a folder to take the tokenizer from; None takes the source's.
     """
+    try:
+        config = _convert(source, target, to, dtype, tokenizer)
+    except OSError as error:  # a folder without rights, a name too long, a disk gone
+        raise CheckpointError(
+            f"{source} cannot be converted to {target} ({error}); give it its rights, or name "
+            "other folders"
+        ) from error
+    counts = [math.prod(tensor.shape) for tensor in tensors.all_tensors(config)]
+    form = "Hugging Face" if to == "hf" else "Orbax"
+    logger.info("%s: %s, %s parameters, %s", target, config.family, f"{sum(counts):,}", form)
+    if to == "orbax":
+        logger.info("train from it with --run.init-from %s", target)
+
+
+def _convert(
+    source: Path, target: Path, to: Form, dtype: str | None, tokenizer: Path | None
+) -> TransformerConfig:
     checkpoints.check_paths(source, target)
     run = _run_of(source)
     if run is not None or to == "hf":
@@ -45,14 +63,8 @@ def convert(
         write = checkpoints.export_checkpoint if to == "hf" else checkpoints.store
         home = tokenizer or (source if run is None else _home(run))
         write(weights, weights.config, home, target, dtype=dtype)
-        config = weights.config
-    else:
-        config = checkpoints.import_checkpoint(source, target, dtype=dtype, tokenizer=tokenizer)
-    counts = [math.prod(tensor.shape) for tensor in tensors.all_tensors(config)]
-    form = "Hugging Face" if to == "hf" else "Orbax"
-    logger.info("%s: %s, %s parameters, %s", target, config.family, f"{sum(counts):,}", form)
-    if to == "orbax":
-        logger.info("train from it with --run.init-from %s", target)
+        return weights.config
+    return checkpoints.import_checkpoint(source, target, dtype=dtype, tokenizer=tokenizer)
 
 
 class RunWeights:
@@ -68,9 +80,12 @@ class RunWeights:
             raise CheckpointError(f"checkpoint {self._step} is damaged: {problem}")
         saved = run.saved_config() or {}
         self.config = from_dict(saved.get("model"), run.path / "config.json")
-        with _checkpointer() as checkpointer:
-            tree = checkpointer.metadata(self._step / "state").item_metadata.tree
-        self._found = {name: np.dtype(leaf.dtype) for name, leaf in tree.items()}
+        try:
+            with _checkpointer() as checkpointer:
+                tree = checkpointer.metadata(self._step / "state").item_metadata.tree
+            self._found = {name: np.dtype(leaf.dtype) for name, leaf in tree.items()}
+        except Exception as error:  # Orbax raises bare Exception, among others
+            raise self._unreadable(error) from error
         logger.info("the newest checkpoint of %s is of step %d", run.path, max(steps) + 1)
 
     def dtypes(self, group: str) -> dict[str, np.dtype]:
@@ -94,11 +109,14 @@ class RunWeights:
         }
         wanted: dict[str, Any] = dict.fromkeys(names.values(), 0)
         how = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
-        with _checkpointer() as checkpointer:
-            found = checkpointer.restore(
-                self._step / "state",
-                args=ocp.args.PyTreeRestore(wanted, restore_args=how, partial_restore=True),
-            )
+        try:
+            with _checkpointer() as checkpointer:
+                found = checkpointer.restore(
+                    self._step / "state",
+                    args=ocp.args.PyTreeRestore(wanted, restore_args=how, partial_restore=True),
+                )
+        except Exception as error:  # Orbax raises bare Exception, among others
+            raise self._unreadable(error) from error
         arrays = {name: found[path] for name, path in names.items()}
         for tensor in tensors.group(self.config, group):
             if arrays[tensor.name].shape != tensor.shape:
@@ -108,6 +126,12 @@ class RunWeights:
                 )
         return arrays
 
+    def _unreadable(self, error: Exception) -> CheckpointError:
+        return CheckpointError(
+            f"checkpoint {self._step} cannot be read ({type(error).__name__}: {str(error)[:200]}); "
+            "remove its folder to take the one before"
+        )
+
 
 def _stored_name(group: str, name: str) -> str:
     prefix = "params." if group == tensors.OUTER else f"params.{group}."
@@ -115,6 +139,7 @@ def _stored_name(group: str, name: str) -> str:
 
 
 def _checkpointer() -> ocp.Checkpointer:
+    logging.getLogger("absl").setLevel(logging.CRITICAL + 1)  # what is wrong is told by an error
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
 
 
@@ -130,5 +155,6 @@ def _home(run: RunFolder) -> Path:
 
     The public config.json is in the latter.
     """
-    start = Path(((run.saved_config() or {}).get("run") or {}).get("init_from") or run.path)
-    return start if (start / stored.HF_CONFIG).is_file() else run.path
+    start = ((run.saved_config() or {}).get("run") or {}).get("init_from")
+    found = isinstance(start, str) and os.path.isfile(Path(start) / stored.HF_CONFIG)
+    return Path(start) if found else run.path

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from models.errors import ModelError
+from models.json_file import read_plain
 from models.tokenizer import byte_level, sentencepiece_model
 from models.tokenizer.base import FILES, Tokenizer
 
@@ -27,9 +28,11 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     files = {}
     for name in FILES:
         try:
-            files[name] = (folder / name).read_bytes()
+            files[name] = read_plain(folder / name)
         except FileNotFoundError:
             continue
+        except ValueError as error:
+            raise ModelError(f"{folder / name} is not read: {error}; copy it again") from error
         except OSError as error:
             raise ModelError(
                 f"{folder / name} cannot be read ({error.strerror}); give it back its rights or "

@@ -200,7 +200,7 @@ class RunFolder:
             return None
         try:
             saved = json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise SpadeError(
                 f"{path} is damaged ({error}); expected JSON: choose another --run.dir"
             ) from error

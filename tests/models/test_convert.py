@@ -126,6 +126,22 @@ def test_a_head_that_repeats_the_tied_embedding_is_dropped(tmp_path: Path):
     refuse(source, "lm_head.weight differs from model.embed_tokens.weight")
 
 
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (lambda t: t.pop(EMBEDDING), f"missing, such as {EMBEDDING}"),
+        (lambda t: t.update({EMBEDDING: np.ones((), np.float32)}), "has shape (), but"),
+        (lambda t: t.update({"lm_head.weight": np.ones((), np.float32)}), "lm_head.weight differs"),
+        (lambda t: t.update({"lm_head.weight": t[EMBEDDING][:-1]}), "lm_head.weight differs"),
+    ],
+)
+def test_a_tied_head_without_its_embedding_is_refused(source: Path, change, part):
+    change_json(source / "config.json", lambda values: values.update(tie_word_embeddings=True))
+    change_tensors(source, lambda t: t.update({"lm_head.weight": t[EMBEDDING]}))
+    change_tensors(source, change)
+    refuse(source, part)
+
+
 def test_buffers_of_old_writers_are_passed_over(source: Path):
     name = "model.layers.0.self_attn.rotary_emb.inv_freq"
     change_tensors(source, lambda t: t.update({name: np.ones(4, np.float32)}))
@@ -285,9 +301,14 @@ def test_a_tokenizer_is_needed_and_must_fit(source: Path, tmp_path: Path):
     given = path.read_text()
     change_json(path, lambda values: values.update(added_tokens=[{"id": 64, "content": "x"}]))
     refuse(source, "the tokenizer has 65 ids, but the embedding has 64 rows")
-    for text in ("", "[]", '{"model": {"vocab": 3}}', '{"model": {"vocab": {"a": "b"}}}'):
+    ids = [f'{{"model": {{"vocab": {{"a": {index}}}}}}}' for index in ('"b"', "-5", "true", "1e9")]
+    for text in ("", "[]", '{"model": {"vocab": 3}}', *ids):
         path.write_text(text)
-        refuse(source, "tokenizer.json")
+        refuse(source, f"{path} ")  # the file itself, not the copy that is gone
+    path.write_text(given)
+    (source / "tokenizer_config.json").write_text("[]")
+    refuse(source, "tokenizer_config.json is not a JSON object")
+    (source / "tokenizer_config.json").unlink()
     path.unlink()
     refuse(source, "holds no tokenizer: expected tokenizer.json or tokenizer.model")
     (source / "tokenizer.model").write_bytes(b"not one")
@@ -317,16 +338,20 @@ def test_tokenizer_files_travel_as_they_are(source: Path, tmp_path: Path):
 def test_source_and_destination_are_checked(source: Path, tmp_path: Path, converted: Path):
     (tmp_path / "there").mkdir()
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "loop").symlink_to("loop")
     for target, part in (
         (source, "source and destination are both"),
         (source / "inside", "lies within the source"),
         (tmp_path / "there", "already exists"),
         (tmp_path / "dangling", "already exists"),
+        (tmp_path / "loop", "already exists"),
+        (tmp_path / "\udcff", "is not UTF-8"),
     ):
         with pytest.raises(ModelError, match=part):
             check_paths(source, target)
-    with pytest.raises(ModelError, match="does not exist"):
-        check_paths(tmp_path / "absent", tmp_path / "target")
+    for absent in (tmp_path / "absent", tmp_path / "loop", tmp_path / ("x" * 300)):
+        with pytest.raises(ModelError, match="does not exist"):
+            check_paths(absent, tmp_path / "target")
     with pytest.raises(ModelError, match=r"neither a folder nor a \.gguf file"):
         import_checkpoint(source / "config.json", tmp_path / "target")
     with pytest.raises(ModelError, match="converted already"):

@@ -4,6 +4,7 @@ they were made of, and one clear error for each way in which a file can be unusa
 
 import json
 import shutil
+import struct
 from pathlib import Path
 
 import gguf
@@ -218,6 +219,12 @@ def test_linear_scaling_is_read(tmp_path: Path):
         ({"llama.block_count": 1}, "tensors have no use"),
         ({"llama.embedding_length": 64}, "has shape"),
         ({"split.count": 3}, "one of 3 parts"),
+        ({"split.count": [3]}, "split.count='[3]' is not of type int"),
+        ({"llama.rope.scaling.factor": "2"}, "rope.scaling.factor='2' is not of type float"),
+        ({"tokenizer.ggml.pre": [1]}, "tokenizer.ggml.pre='[1]' is not of type str"),
+        ({"tokenizer.ggml.bos_token_id": "1"}, "bos_token_id='1' is not of type int"),
+        ({"tokenizer.ggml.merges": [1]}, "merges is not a list of str"),
+        ({"tokenizer.ggml.tokens": [1]}, "tokens is not a list of str"),
         ({"tokenizer.ggml.model": "llama"}, "tokenizer of kind llama"),
         ({"tokenizer.ggml.model": None}, "holds no tokenizer"),
         ({"tokenizer.ggml.pre": "deepseek"}, "pre='deepseek'"),
@@ -255,6 +262,64 @@ def test_a_truncated_file_is_refused(llama: Path):
         llama.write_bytes(data[:keep])
         with pytest.raises(ModelError, match="is not a whole GGUF file"):
             GGUFFile(llama)
+
+
+def field(name: bytes, kind: int, value: bytes) -> bytes:
+    return struct.pack("<Q", len(name)) + name + struct.pack("<I", kind) + value
+
+
+@pytest.mark.parametrize(
+    ("version", "counts", "rest", "part"),
+    [
+        (99, (0, 0), b"", "version is 99"),
+        (3 << 24, (0, 0), b"", "other byte order"),
+        (3, (2**60, 0), b"", f"speaks of {2**60} tensors"),
+        (3, (0, 1), struct.pack("<Q", 2**60), "ends within the header"),
+        (3, (0, 1), field(b"a", 8, struct.pack("<Q", 2**60)), "ends within the header"),
+        (3, (0, 1), field(b"a", 9, struct.pack("<IQ", 0, 2**60)), f"a list of {2**60} values"),
+        (3, (0, 1), field(b"a", 9, struct.pack("<IQ", 4, 2**20)), "ends within the header"),
+        (3, (0, 1), field(b"a", 9, struct.pack("<IQ", 9, 1) * 9000), "a value of kind 9"),
+        (3, (0, 1), field(b"a", 77, b""), "a value of kind 77"),
+        (3, (0, 1), field(b"general.alignment", 4, struct.pack("<I", 3)), "not a power of two"),
+    ],
+)
+def test_lengths_beyond_the_file_cost_nothing(tmp_path: Path, version, counts, rest, part):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", version, *counts) + rest)
+    with pytest.raises(ModelError, match=part):
+        GGUFFile(path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "kind", "offset", "part"),
+    [
+        ((8,), 0, 32, "beyond the end"),
+        ((8,), 0, 2**64 - 32, "beyond the end"),  # in 64 bits it would come round
+        ((8,), 0, 4, "overlaps another, or lies"),
+        ((2**32, 2**32), 0, 0, "beyond the end"),
+        ((0,), 0, 0, "has the shape"),
+        ((8,), 8, 0, "not of blocks of 32"),
+        ((8,), 99, 0, "unknown quantisation 99"),
+        ((), 0, 0, "0 dimensions"),
+        ((1,) * 5, 0, 0, "5 dimensions"),
+    ],
+)
+def test_tensors_lie_within_the_file(tmp_path: Path, shape, kind, offset, part):
+    path = tmp_path / "model.gguf"
+    tensor = struct.pack("<Q1sI", 1, b"x", len(shape)) + struct.pack(f"<{len(shape)}Q", *shape)
+    data = b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + tensor + struct.pack("<IQ", kind, offset)
+    path.write_bytes(data + bytes(-len(data) % 32 + 32))
+    with pytest.raises(ModelError, match=part):
+        GGUFFile(path)
+
+
+def test_two_tensors_do_not_share_bytes(llama: Path):
+    data = llama.read_bytes()
+    name = b"output_norm.weight"
+    place = data.index(name) + len(name) + 4 + 8 + 4  # dimensions, one length, kind
+    llama.write_bytes(data[:place] + bytes(8) + data[place + 8 :])
+    with pytest.raises(ModelError, match="overlaps another"):
+        GGUFFile(llama)
 
 
 def test_damaged_headers_are_refused_or_read(llama: Path):
@@ -300,6 +365,24 @@ def test_a_leading_token_is_kept(tmp_path: Path):
     spec = json.loads((tmp_path / "tokenizer.json").read_text())
     assert spec["post_processor"]["single"][0] == {"SpecialToken": {"id": "<|end|>", "type_id": 0}}
     assert spec["model"]["ignore_merges"]
+
+
+@pytest.mark.parametrize("index", [-1, 2**32 - 1, len(TOKENS)])
+def test_a_control_id_of_no_token_is_none(tmp_path: Path, index: int):
+    changes = {"tokenizer.ggml.tokens": TOKENS, "tokenizer.ggml.merges": []}
+    ids = {"tokenizer.ggml.bos_token_id": index, "tokenizer.ggml.add_bos_token": True}
+    names = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2"}
+    write_tokenizer(changes | ids | names, "file", tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert "bos_token" not in config and "add_bos_token" not in config
+    assert json.loads((tmp_path / "generation_config.json").read_text()) == {}
+
+
+def test_tokens_spelt_alike_are_refused(tmp_path: Path):
+    changes = {"tokenizer.ggml.tokens": [*TOKENS[:-2], "a", "[PAD]"]}
+    path = write(tmp_path / "model.gguf", *read_source("llama"), changes)
+    with pytest.raises(ModelError, match="two of its tokens are spelt alike"):
+        import_checkpoint(path, tmp_path / "target")
 
 
 def test_a_tokenizer_from_elsewhere_takes_the_place(tmp_path: Path):

@@ -37,7 +37,7 @@ def test_every_preset_builds():
         (["train", TINY, "--run.steps", "3", "4"], ["'4'", "after --run.steps '3'"]),
         (["train", TINY, "--run.dir", "x", "run.steps"], ["'run.steps'", "after --run.dir 'x'"]),
         (["train", TINY, "--learner.weight-decay", "inf"], ["learner.weight_decay=inf", "float"]),
-        (["train", TINY, "--model.rope-theta", "nan"], ["model.rope_theta=nan", "float"]),
+        (["train", TINY, "--model.rope-theta", "nan"], ["model.rope_theta=nan", "finite"]),
         (["train", TINY, "--run.steps"], ["run.steps", "int"]),
         (["train", TINY, "--run.steps", "0"], ["run.steps=0", "at least 1"]),
         (["train", TINY, "--learner.lr", "nan"], ["learner.lr"]),
@@ -157,3 +157,8 @@ def test_wrong_types_in_a_config_file_are_named(tmp_path):
 def test_no_arguments_shows_usage(capsys):
     assert cli.main([]) == 2
     assert "train" in capsys.readouterr().out
+
+
+def test_a_message_that_quotes_a_hostile_file_is_short_and_harmless():
+    line = cli._one_line("a \x1b[2J\x07\u202e\ud800\n b" + "x" * 10**6)
+    assert line.startswith(r"a \x1b[2J\x07\u202e\ud800 bxxx") and len(line) < 3000

@@ -104,8 +104,43 @@ def test_a_run_that_cannot_be_read_is_one_line(run: Path, tmp_path: Path, capsys
         shutil.rmtree(run / "checkpoints" / name)
     assert cli.main(arguments) == 2 and "has no checkpoint yet" in capsys.readouterr().err
     make_run(run, Path(config["run"]["init_from"]), steps=(4,))
+    (run / "checkpoints" / "5").mkdir()
+    assert cli.main(arguments) == 2 and "5 cannot be read" in capsys.readouterr().err
+    (run / "checkpoints" / "5").rmdir()
+    (run / "config.json").write_text("[" * 100_000)
+    assert cli.main(arguments) == 2 and "is damaged" in capsys.readouterr().err
     config["model"]["num_layers"] = 3
     (run / "config.json").write_text(json.dumps(config))
     assert cli.main(arguments) == 2
     assert "lacks params.blocks.2." in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_that_started_from_no_name_has_its_own_tokenizer(run: Path, tmp_path: Path):
+    config = json.loads((run / "config.json").read_text())
+    config["run"]["init_from"] = ["x"]
+    (run / "config.json").write_text(json.dumps(config))
+    shutil.copy(GOLDEN / "llama" / "tokenizer.json", run)
+    assert cli.main(["convert", str(run), str(tmp_path / "out")]) == 0
+
+
+def test_what_a_public_config_cannot_say_does_not_leave(tmp_path: Path, start: Path, capsys):
+    """Others would load such a model without a word, and compute another one."""
+    config = dataclasses.replace(read_config(start), scale_embedding=True)
+    own = tmp_path / "own"
+    save_weights(own, config, load_weights(start, read_config(start)), dtype="float32")
+    run = make_run(tmp_path / "run", own, steps=(0,))
+    shutil.copy(GOLDEN / "llama" / "tokenizer.json", run)
+    assert cli.main(["convert", str(run), str(tmp_path / "hf"), "--to", "hf"]) == 2
+    assert "scale_embedding=True (expected False)" in capsys.readouterr().err
+    assert not (tmp_path / "hf").exists()
+
+
+def test_a_folder_without_rights_is_one_line(start: Path, tmp_path: Path, capsys, monkeypatch):
+    def denied(folder):
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr("models.convert.SafetensorsFolder", denied)
+    arguments = ["convert", str(GOLDEN / "llama"), str(tmp_path / "out")]
+    assert cli.main(arguments) == 2
+    assert "cannot be converted" in capsys.readouterr().err
