@@ -13,11 +13,13 @@ when all of it is on disk. Saving while training is `spade_jax.learner.checkpoin
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import logging
 import os
 import shutil
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -36,6 +38,7 @@ WEIGHTS = "weights"
 FILES = "files.json"
 HF_CONFIG = "hf_config.json"
 CHUNK_BYTES = 64 * 2**20  # of a stored array: what a reader of one shard decodes at least
+REMOVE_SECONDS = 3  # how long a folder that is no longer wanted is removed again and again
 IN_FLIGHT_GB = 1  # what Orbax may hold for writing at a time
 
 
@@ -58,7 +61,7 @@ def new_folder(target: Path) -> Iterator[Path]:
         raise ModelError(f"{target} cannot be made ({error}); name another folder") from error
     with lock:
         try:
-            shutil.rmtree(partial, ignore_errors=True)
+            _remove(partial)
             partial.mkdir()
             yield partial
             if target.exists():
@@ -70,7 +73,7 @@ def new_folder(target: Path) -> Iterator[Path]:
                 f"{target} cannot be written ({error}); free some space or name another folder"
             ) from error
         finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            _remove(partial)
             Path(lock.name).unlink(missing_ok=True)
 
 
@@ -94,8 +97,21 @@ def _take(target: Path) -> BinaryIO:
         lock.close()
 
 
+def _remove(folder: Path) -> None:
+    """Remove a folder; after a failure Orbax's threads may still write there for a moment."""
+    until = time.monotonic() + REMOVE_SECONDS
+    while os.path.lexists(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+        if time.monotonic() > until:
+            break
+        time.sleep(0.05)
+
+
 def write_group(folder: Path, name: str, arrays: Mapping[str, np.ndarray]) -> None:
     """Write one group of parameters, given by dotted names, as an Orbax checkpoint."""
+    needed = sum(array.nbytes for array in arrays.values())
+    if needed > shutil.disk_usage(folder).free:  # Orbax's threads would fill it before they fail
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / WEIGHTS / name))
     tree = _nested(arrays)
     save_args = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES), tree)
     try:

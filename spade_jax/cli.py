@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         resume = "; train --resume continues from the last checkpoint"
-        print(f"spade-jax: interrupted{resume * (arguments[0] == 'train')}", file=sys.stderr)
+        print(f"spade-jax: interrupted{resume * (arguments[:1] == ('train',))}", file=sys.stderr)
         return 130
 
 

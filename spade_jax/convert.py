@@ -156,5 +156,6 @@ def _home(run: RunFolder) -> Path:
     The public config.json is in the latter.
     """
     start = ((run.saved_config() or {}).get("run") or {}).get("init_from")
-    found = isinstance(start, str) and os.path.isfile(Path(start) / stored.HF_CONFIG)
-    return Path(start) if found else run.path
+    if isinstance(start, str) and os.path.isfile(Path(start) / stored.HF_CONFIG):
+        return Path(start)
+    return run.path

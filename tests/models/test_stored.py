@@ -1,8 +1,12 @@
 """Who may write a folder of converted weights: one process at a time, and nobody by chance."""
 
+import contextlib
 import fcntl
+import threading
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from models import stored
@@ -57,3 +61,40 @@ def test_a_file_without_a_checksum_is_refused(tmp_path: Path):
     (tmp_path / stored.FILES).write_text("{}")
     with pytest.raises(ModelError, match="does not name"):
         stored.check_files(tmp_path)
+
+
+def test_a_disk_that_fills_meanwhile_is_told(tmp_path: Path, monkeypatch):
+    class Usage:
+        free = 1000
+
+    with (
+        pytest.raises(ModelError, match=r"No space left on device.*; free some space"),
+        stored.new_folder(tmp_path / "target") as folder,
+    ):
+        monkeypatch.setattr(stored.shutil, "disk_usage", lambda path: Usage)
+        stored.write_group(folder, "outer", {"head": np.zeros(251, np.float32)})
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_still_being_written_is_removed_as_well(tmp_path: Path):
+    """As by the threads of a save that has failed."""
+    started = threading.Event()
+
+    def write_on(folder: Path) -> None:
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            with contextlib.suppress(FileNotFoundError):
+                (folder / str(time.monotonic_ns())).touch()
+                started.set()
+
+    with (
+        pytest.raises(ModelError, match="cannot be written"),
+        stored.new_folder(tmp_path / "target") as folder,
+    ):
+        (folder / "weights").mkdir()
+        writer = threading.Thread(target=write_on, args=(folder / "weights",))
+        writer.start()
+        started.wait()
+        raise OSError("full")
+    writer.join()
+    assert not list(tmp_path.iterdir())
