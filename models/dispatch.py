@@ -146,7 +146,7 @@ def gated(
     gate_up: Float[Array, "rows two_mlp"], scale: Float[Array, " rows"]
 ) -> Float[Array, "rows mlp"]:
     """Return silu(gate) * up * scale, in float32 inside; gate and up are stored side by side."""
-    gate, up = jnp.split(gate_up.astype(jnp.float32), 2, axis=-1)
+    gate, up = (half.astype(jnp.float32) for half in jnp.split(gate_up, 2, axis=-1))
     return (jax.nn.silu(gate) * up * scale[:, None]).astype(gate_up.dtype)
 
 
