@@ -6,7 +6,8 @@ program; tiles begin where their group begins, so no row is computed for two gro
     groups of 5, 0 and 6 rows, tiles of 4       0123 4 | 5678 9A
     expert and first row of each program        (0, 0) (0, 4) (2, 5) (2, 9), then idle ones
 
-The loads of a tile that reaches past the last row are moved back to end with it, and masked.
+The loads of a tile that reaches past the last row are moved back to end with it, and masked. jax
+0.12 runs Pallas-Triton with a warning that a later one will not.
 """
 
 import functools
