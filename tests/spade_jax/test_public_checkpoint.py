@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from models.config import TransformerConfig
+from models.execution import PLAIN
 from models.sharding import build_mesh
 from models.tokenizer import load_tokenizer
 from models.transformer import init_params
@@ -51,7 +52,7 @@ def test_a_cycle_speaks_the_chat_format_of_the_checkpoint(thinking):
     tokenizer = load_tokenizer(TOKENIZER)
     mesh = build_mesh(1, 1, 1, 1, jax.devices()[:1])
     with asyncio.Runner() as runner:
-        stage = train.make_stage(settings, runner, mesh, tokenizer)
+        stage = train.make_stage(settings, runner, mesh, PLAIN, tokenizer)
         try:
             stage.engine.load(init_params(MODEL, jax.random.key(0), mesh), version=0)
             designs = selfplay.design(stage, 0)
@@ -79,7 +80,7 @@ def test_what_does_not_fit_the_checkpoint_is_said_at_the_start():
 
     def start(config):
         with asyncio.Runner() as runner:
-            train.make_stage(config, runner, mesh, tokenizer)
+            train.make_stage(config, runner, mesh, PLAIN, tokenizer)
 
     small = dataclasses.replace(CONFIG, model=dataclasses.replace(MODEL, vocab_size=700))
     with pytest.raises(ConfigError, match=r"model\.vocab_size=700.*has 782 pieces"):
