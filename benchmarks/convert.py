@@ -118,7 +118,7 @@ def same(one: Path, other: Path) -> bool:
 
 def main() -> None:
     """Make, convert, turn back, compare."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--gigabytes", type=float, default=8.0)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     options = parser.parse_args()

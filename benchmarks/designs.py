@@ -10,10 +10,12 @@ last line is JSON.
 import argparse
 import ast
 import asyncio
+import contextlib
 import dataclasses
 import json
 import re
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from models import backends
@@ -32,6 +34,23 @@ from spade_jax.types import Design, Document, Gate, GateResult
 WORD = r"[a-z]{4,12}"
 SHIFT = 1009  # between a design's document and the other one it is given
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@contextlib.contextmanager
+def opened_stage(config: Config) -> Iterator[Stage]:
+    """What self-play needs, with the weights that `config` starts from."""
+    with asyncio.Runner() as runner:
+        mesh = build_mesh(**dataclasses.asdict(config.mesh))
+        execution = backends.resolve(config.execution, config.model, mesh.devices.flat[0])
+        tokenizer = load_tokenizer(config.run.init_from)
+        stage = make_stage(config, runner, mesh, execution, tokenizer)
+        try:
+            stage.engine.compile()
+            params = load_weights(config.run.init_from, config.model, mesh, execution)
+            stage.engine.load(params, 0)
+            yield stage
+        finally:
+            runner.run(stage.pool.close())
 
 
 class _Blank(ast.NodeTransformer):
@@ -157,30 +176,20 @@ def main() -> None:
         "term_changes_frac": 0.9,
     }
     results = []
-    with asyncio.Runner() as runner:
-        mesh = build_mesh(**dataclasses.asdict(config.mesh))
-        execution = backends.resolve(config.execution, config.model, mesh.devices.flat[0])
-        tokenizer = load_tokenizer(config.run.init_from)
-        stage = make_stage(config, runner, mesh, execution, tokenizer)
-        stage.engine.compile()
-        params = load_weights(config.run.init_from, config.model, mesh, execution)
-        stage.engine.load(params, 0)
-        try:
-            for temperature in arguments.temperatures:
-                values = measure(stage, config, arguments.designs, temperature)
-                print("  " + "  ".join(f"{name} {value:.3f}" for name, value in values.items()))
-                results += [
-                    {
-                        "name": f"{name}@T={temperature}",
-                        "value": value,
-                        "goal": goals[name],
-                        "holds": value >= goals[name],
-                    }
-                    for name, value in values.items()
-                    if name in goals
-                ]
-        finally:
-            runner.run(stage.pool.close())
+    with opened_stage(config) as stage:
+        for temperature in arguments.temperatures:
+            values = measure(stage, config, arguments.designs, temperature)
+            print("  " + "  ".join(f"{name} {value:.3f}" for name, value in values.items()))
+            results += [
+                {
+                    "name": f"{name}@T={temperature}",
+                    "value": value,
+                    "goal": goals[name],
+                    "holds": value >= goals[name],
+                }
+                for name, value in values.items()
+                if name in goals
+            ]
     print(json.dumps({"goals": results}))
 
 

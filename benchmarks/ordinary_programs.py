@@ -20,20 +20,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from admission import draws
-from designs import ROOT, design_all
+from designs import ROOT, design_all, opened_stage
 
-from models.sharding import build_mesh
-from models.tokenizer import FILE_NAME, Tokenizer
-from models.weights import load_weights
 from spade_jax.cli import load_config
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
 from spade_jax.envs.trial import GENERIC, tokens
-from spade_jax.train import make_stage
 from spade_jax.types import Fault, Gate, GateResult, Outcome, Reply
 
 GOAL = 200
@@ -165,16 +160,8 @@ def differing(programs: list[str], played: list[list[Play]]) -> int:
 def designed(count: int) -> list[str]:
     """Programs of the shipped weights that admission could load, all different."""
     config = load_config(ROOT / "configs" / "tiny.py")
-    with asyncio.Runner() as runner:
-        mesh = build_mesh(**dataclasses.asdict(config.mesh))
-        tokenizer = Tokenizer.load(Path(config.run.init_from) / FILE_NAME)
-        stage = make_stage(config, runner, mesh, tokenizer)
-        stage.engine.compile()
-        stage.engine.load(load_weights(config.run.init_from, config.model, mesh), 0)
-        try:
-            found = design_all(stage, config, count, 0)
-        finally:
-            runner.run(stage.pool.close())
+    with opened_stage(config) as stage:
+        found = design_all(stage, config, count, 0)
     loaded = (
         each.source.program
         for each in found

@@ -39,8 +39,8 @@ PROMPTS = (
 
 def peer(source: Path, out: Path) -> None:
     """Run transformers."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    import torch  # pyright: ignore[reportMissingImports]
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # pyright: ignore[reportMissingImports]
 
     where, options = str(source), {}
     if source.is_file():
@@ -125,8 +125,8 @@ def ours(folder: Path, found: Path) -> None:
 
 def same(one: Path, other: Path) -> None:
     """Compare what transformers computes from two folders."""
-    import torch
-    from transformers import AutoModelForCausalLM
+    import torch  # pyright: ignore[reportMissingImports]
+    from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
 
     tokens = torch.arange(48)[None]
     with torch.no_grad():
