@@ -129,14 +129,27 @@ def write_group(folder: Path, name: str, arrays: Mapping[str, np.ndarray]) -> No
 
 def finish(folder: Path, config: Mapping[str, Any]) -> None:
     """Write the config and the checksums of all files, and bring it all to the disk."""
-    sums = {
-        path.relative_to(folder).as_posix(): [path.stat().st_size, _checksum(path)]
+    for name, values in ((FILES, file_sums(folder)), (CONFIG_FILE, config)):
+        (folder / name).write_text(json.dumps(values, indent=2) + "\n")
+    flush(folder)
+
+
+def file_sums(folder: Path) -> dict[str, list[int]]:
+    """Return size and CRC-32 of every file below a folder, by its relative path."""
+    return {
+        path.relative_to(folder).as_posix(): [path.stat().st_size, file_crc(path)]
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    for name, values in ((FILES, sums), (CONFIG_FILE, config)):
-        (folder / name).write_text(json.dumps(values, indent=2) + "\n")
-    flush(folder)
+
+
+def file_crc(path: Path) -> int:
+    """Return the CRC-32 of a file."""
+    total = 0
+    with path.open("rb") as file:
+        while block := file.read(2**22):
+            total = zlib.crc32(block, total)
+    return total
 
 
 def flush(folder: Path) -> None:
@@ -160,7 +173,7 @@ def check_files(folder: Path) -> None:
             )
         for name, (size, checksum) in sums.items():
             path = folder / name
-            if path.stat().st_size != size or _checksum(path) != checksum:
+            if path.stat().st_size != size or file_crc(path) != checksum:
                 raise ModelError(f"{path} is damaged; convert the checkpoint again")
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ModelError(
@@ -246,14 +259,6 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
             node = node.setdefault(parent, {})
         node[last] = value
     return tree
-
-
-def _checksum(path: Path) -> int:
-    checksum = 0
-    with path.open("rb") as file:
-        while block := file.read(2**22):
-            checksum = zlib.crc32(block, checksum)
-    return checksum
 
 
 def _sync(path: Path) -> None:

@@ -19,7 +19,6 @@ import json
 import logging
 import os
 import shutil
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from models import layout
+from models.stored import file_crc, file_sums
 from spade_jax.errors import CheckpointError
 from spade_jax.learner.step import TrainState
 
@@ -199,23 +199,10 @@ def _describe(arrays: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _crc(path: Path) -> int:
-    checksum = 0
-    with path.open("rb") as file:
-        while block := file.read(2**22):
-            checksum = zlib.crc32(block, checksum)
-    return checksum
-
-
 def _write_checksums(folder: Path) -> None:
     """List every file of a finished checkpoint."""
-    files = {
-        path.relative_to(folder).as_posix(): [path.stat().st_size, _crc(path)]
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
     partial = folder / f"{_FILES}.partial"
-    partial.write_text(json.dumps(files))
+    partial.write_text(json.dumps(file_sums(folder)))
     os.replace(partial, folder / _FILES)
 
 
@@ -227,7 +214,7 @@ def find_damage(folder: Path) -> str | None:
             found = (folder / name).stat().st_size
             if found != size:
                 return f"{name} has {found} bytes instead of {size}"
-            if _crc(folder / name) != checksum:
+            if file_crc(folder / name) != checksum:
                 return f"{name} does not match its checksum"
     except FileNotFoundError as error:
         missing = Path(error.filename).relative_to(folder).as_posix()
