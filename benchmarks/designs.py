@@ -24,10 +24,11 @@ from models.tokenizer import load_tokenizer
 from models.weights import load_weights
 from spade_jax.cli import load_config
 from spade_jax.config import Config
+from spade_jax.designing import attempt
 from spade_jax.envs.library import FAMILIES
 from spade_jax.roles.corpus import excerpt
 from spade_jax.roles.designer import MAX_TERMS, Request
-from spade_jax.selfplay import Stage, attempt
+from spade_jax.stage import Stage
 from spade_jax.train import make_stage
 from spade_jax.types import Design, Document, Gate, GateResult
 

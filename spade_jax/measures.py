@@ -11,7 +11,8 @@ from spade_jax.config import Config
 from spade_jax.curriculum import learnable_share
 from spade_jax.envs.pool_stats import PoolStats
 from spade_jax.rollout.engine import EngineStats
-from spade_jax.selfplay import Scored, Stage
+from spade_jax.scoring import Scored
+from spade_jax.stage import Stage
 from spade_jax.telemetry.metrics import STEP_PERCENTILES, mean
 from spade_jax.types import Arm, Design, Episode, Gate
 

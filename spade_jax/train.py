@@ -41,7 +41,7 @@ from spade_jax.roles.memory import Memory
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.engine import Engine
 from spade_jax.rollout.templates import choose
-from spade_jax.selfplay import Stage
+from spade_jax.stage import Stage
 from spade_jax.telemetry.live import LiveView
 from spade_jax.telemetry.sinks import RunFolder, write_atomic
 from spade_jax.telemetry.summary import closing, read_metrics, summary

@@ -16,8 +16,11 @@ GLOSSARY = {"spade_jax.types", "spade_jax.errors"}
 TERMINAL = GLOSSARY | {"spade_jax.envs", "spade_jax.terminal"}  # commands without jax
 SETTINGS = {
     "spade_jax.config",
+    "spade_jax.engine_config",
     "spade_jax.envs_config",
+    "spade_jax.learner_config",
     "spade_jax.reward_config",
+    "spade_jax.roles_config",
     "spade_jax.settings",
     "models.config",
     "models.execution",
@@ -28,6 +31,8 @@ SELFPLAY = ROLES | {
     "spade_jax.telemetry",
     "spade_jax.curriculum",
     "spade_jax.scoring",
+    "spade_jax.stage",
+    "spade_jax.designing",
     "spade_jax.selfplay",
 }
 COMMAND = SELFPLAY | {
@@ -44,8 +49,11 @@ ALLOWED: dict[str, set[str]] = {
     "spade_jax.errors": set(),
     "spade_jax.types": GLOSSARY,
     "spade_jax.config": GLOSSARY | SETTINGS,
+    "spade_jax.engine_config": GLOSSARY | {"spade_jax.settings"},
     "spade_jax.envs_config": GLOSSARY | {"spade_jax.settings"},
+    "spade_jax.learner_config": GLOSSARY | {"spade_jax.settings"},
     "spade_jax.reward_config": GLOSSARY | {"spade_jax.settings"},
+    "spade_jax.roles_config": GLOSSARY | {"spade_jax.settings"},
     "spade_jax.settings": GLOSSARY,
     "spade_jax.envs": GLOSSARY | {"spade_jax.envs"},
     "spade_jax.terminal": GLOSSARY | {"spade_jax.terminal"},
@@ -58,6 +66,8 @@ ALLOWED: dict[str, set[str]] = {
     "spade_jax.learner": GLOSSARY | SETTINGS | {"models", "spade_jax.learner"},
     "spade_jax.curriculum": ROLES | {"spade_jax.curriculum"},
     "spade_jax.scoring": SETTINGS | GLOSSARY | {"spade_jax.rewards", "spade_jax.curriculum"},
+    "spade_jax.stage": ROLES | {"spade_jax.curriculum"},
+    "spade_jax.designing": ROLES | {"spade_jax.curriculum", "spade_jax.stage"},
     "spade_jax.selfplay": SELFPLAY,
     "spade_jax.measures": SELFPLAY,
     "spade_jax.train": COMMAND,

@@ -17,6 +17,7 @@ from spade_jax.errors import ConfigError
 from spade_jax.rewards.learning_potential import Tracker
 from spade_jax.roles.memory import Memory
 from spade_jax.settings import check_fields
+from spade_jax.stage import Stage
 from spade_jax.telemetry import metrics
 from spade_jax.types import Arm, Design, EnvironmentSource, Outcome, Role, Verdict
 
@@ -207,7 +208,7 @@ def test_trackers_and_plays_survive_a_checkpoint_to_the_bit():
     config = Config(reward=reward, designer=DesignerConfig(delay_steps=1))
 
     def stage(curriculum):
-        made = object.__new__(selfplay.Stage)
+        made = object.__new__(Stage)
         made.config, made.curriculum = config, curriculum
         return made
 
@@ -321,7 +322,7 @@ def test_roles_are_balanced_by_weight_or_as_in_the_reference():
 
 def test_what_was_measured_is_logged_and_nothing_else():
     config = Config(reward=RewardConfig(designer_scale="reference"))
-    stage = object.__new__(selfplay.Stage)
+    stage = object.__new__(Stage)
     stage.config, stage.curriculum = config, Curriculum(Memory(config.memory))
     arms = [tally(HALF, [1.0, 1.0]), tally(MIXTURE), tally([[None]])]
     found = judged(arms, refused=["fence"])

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from helpers import make_episode, make_trajectory
-from spade_jax import measures, selfplay
+from spade_jax import designing, measures, selfplay
 from spade_jax.config import Config, DesignerConfig, RewardConfig
 from spade_jax.curriculum import Curriculum, Pending, PlayTally
 from spade_jax.roles.agent import Play
 from spade_jax.roles.memory import Memory
+from spade_jax.stage import Stage
 from spade_jax.telemetry import metrics
 from spade_jax.types import (
     Arm,
@@ -54,7 +55,7 @@ def stage_with(designs, step=0, delay=0, **reward):
         for d in designs
         if d.verdict.admitted and d.source
     ]
-    stage = object.__new__(selfplay.Stage)
+    stage = object.__new__(Stage)
     stage.config, stage.curriculum = config, curriculum
     return stage
 
@@ -161,7 +162,7 @@ def test_near_duplicates_in_a_cycle_are_refused_in_design_order():
         replace(design(0, admitted), source=replace(SOURCES[0], program=text)) for text in texts
     ]
     designs[0] = replace(designs[0], verdict=Verdict(False, "random", "luck"))
-    judged = selfplay._refuse_duplicates(stage, designs)
+    judged = designing.refuse_duplicates(stage, designs)
     # the first was refused already, so the second is not its duplicate
     assert [d.verdict.gate for d in judged] == ["random", "", "", "duplicate"]
     assert designs[1].source.environment_id in judged[3].verdict.reason

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from models.tokenizer import train
-from spade_jax import selfplay
+from spade_jax import designing, selfplay
 from spade_jax.config import AgentConfig, Config, DesignerConfig, EngineConfig, EnvsConfig
 from spade_jax.curriculum import Curriculum
 from spade_jax.envs.library import FAMILIES
@@ -20,6 +20,7 @@ from spade_jax.errors import ConfigError
 from spade_jax.roles.corpus import Corpus
 from spade_jax.roles.memory import Memory
 from spade_jax.rollout.chat import Chat
+from spade_jax.stage import Stage
 from spade_jax.types import Arm, Completion, Document, Role, Stop
 
 TERMS = ("amber", "basalt", "cobalt", "dolmen")
@@ -76,7 +77,7 @@ def stage(small_chat):
         envs=EnvsConfig(probe_seeds=10),
     )
     documents = [Document(f"d{i}", f"title {i}", "words of no weight " * 5) for i in range(5)]
-    made = object.__new__(selfplay.Stage)
+    made = object.__new__(Stage)
     with asyncio.Runner() as runner:
         made.config, made.chat, made.runner = config, small_chat, runner
         made.corpus = Corpus(documents, 0)
@@ -136,10 +137,10 @@ def test_without_an_admission_the_last_environments_stay(stage):
 
 def test_a_prompt_too_long_for_the_context_is_shortened_or_refused(stage):
     stage.corpus = Corpus([Document("d", "t", " ".join(["x" * 500] * 40))], 0)
-    (request, *_) = selfplay._requests(stage, 0)
+    (request, *_) = designing.requests(stage, 0)
     assert 0 < len(request.excerpt) < 500 * 40
     stage.config = replace(
         stage.config, engine=EngineConfig(context_tokens=700, prefill_chunks=(64,))
     )
     with pytest.raises(ConfigError, match=r"engine\.context_tokens=700"):
-        selfplay._requests(stage, 0)
+        designing.requests(stage, 0)

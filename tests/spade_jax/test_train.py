@@ -14,7 +14,7 @@ from spade_jax.learner.checkpoint import Checkpoints
 from spade_jax.learner.step import Learner, TrainState
 from spade_jax.roles.corpus import Corpus
 from spade_jax.roles.memory import Memory
-from spade_jax.selfplay import Stage
+from spade_jax.stage import Stage
 from spade_jax.telemetry.sinks import RunFolder
 from spade_jax.telemetry.timing import Phases
 from spade_jax.train import Run, _restore

@@ -1,0 +1,152 @@
+"""The sections of the configuration on the two roles: `designer`, `hint` and `agent`, and what the
+designer reads, `corpus` and `memory`.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from spade_jax.settings import Section, require
+
+SKILLS = (
+    "Mathematical Reasoning",
+    "Logical Deduction",
+    "Spatial Reasoning",
+    "Pattern Recognition",
+    "Optimization",
+    "Causal Inference",
+)
+"""The six skills of the paper's games setting, in its order."""
+
+Difficulty = Literal["easy", "medium", "hard"]
+
+
+@dataclass(frozen=True)
+class DesignerConfig(Section):
+    """How environments are written."""
+
+    designs: int = 12  # attempts per cycle, spread evenly over the active skills
+    skills: tuple[str, ...] = SKILLS  # the skills in rotation
+    skills_per_cycle: int = 3  # skills active in one cycle
+    difficulty: Difficulty = "easy"  # the word that conditions the design
+    document_words: int = 40  # words of the document shown to the designer
+    temperature: float = 0.6  # sampling temperature
+    max_tokens: int = 640  # longest completion
+    delay_steps: int = 3  # steps a designer group waits for more plays before it is trained on
+    thinking: bool = False  # think first, where the chat template can
+
+    def __post_init__(self) -> None:
+        unknown = [skill for skill in self.skills if skill not in SKILLS]
+        require(
+            not unknown and bool(self.skills),
+            "designer.skills",
+            self.skills,
+            f"names out of {SKILLS}",
+        )
+        require(
+            self.skills_per_cycle >= 1,
+            "designer.skills_per_cycle",
+            self.skills_per_cycle,
+            "at least 1",
+        )
+        require(self.designs >= 1, "designer.designs", self.designs, "at least 1")
+        require(
+            self.difficulty in ("easy", "medium", "hard"),
+            "designer.difficulty",
+            self.difficulty,
+            "easy, medium or hard",
+        )
+        require(
+            self.document_words >= 8, "designer.document_words", self.document_words, "at least 8"
+        )
+        require(self.temperature >= 0, "designer.temperature", self.temperature, "0 or more")
+        require(self.max_tokens >= 1, "designer.max_tokens", self.max_tokens, "at least 1")
+        require(self.delay_steps >= 0, "designer.delay_steps", self.delay_steps, "0 or more")
+
+
+@dataclass(frozen=True)
+class HintConfig(Section):
+    """How hints are written and refused. Hints are measured, not trained."""
+
+    temperature: float = 0.3  # sampling temperature
+    max_tokens: int = 96  # longest completion
+    max_words: int = 100  # a longer hint is refused
+    attempts: int = 2  # one writing and one rewrite, then the design is refused
+    thinking: bool = False  # think first, where the chat template can
+
+    def __post_init__(self) -> None:
+        require(self.temperature >= 0, "hint.temperature", self.temperature, "0 or more")
+        require(self.max_tokens >= 1, "hint.max_tokens", self.max_tokens, "at least 1")
+        require(self.max_words >= 1, "hint.max_words", self.max_words, "at least 1")
+        require(self.attempts >= 1, "hint.attempts", self.attempts, "at least 1")
+
+
+@dataclass(frozen=True)
+class AgentConfig(Section):
+    """How environments are played."""
+
+    temperature: float = 1.0  # sampling temperature
+    max_tokens: int = 64  # longest completion of one turn
+    max_turns: int = 12  # our cap on turns, whatever the environment allows
+    seeds: int = 2  # instances of each environment played in one step
+    plays: int = 4  # plays of each instance in each arm: one group
+    max_observation_tokens: int = 200  # a longer observation ends the episode as TOKEN_LIMIT
+    thinking: bool = False  # think before each action, where the chat template can
+
+    def __post_init__(self) -> None:
+        require(self.temperature >= 0, "agent.temperature", self.temperature, "0 or more")
+        for name in ("max_tokens", "max_turns", "seeds", "max_observation_tokens"):
+            require(getattr(self, name) >= 1, f"agent.{name}", getattr(self, name), "at least 1")
+        require(
+            self.plays >= 2,
+            "agent.plays",
+            self.plays,
+            "at least 2: a group of one has no advantage",
+        )
+
+
+@dataclass(frozen=True)
+class CorpusConfig(Section):
+    """Where documents come from."""
+
+    # a JSONL file with "orig_doc" or "text"; empty: docstrings of installed packages
+    path: str = ""
+    # packages whose docstrings make the embedded corpus
+    packages: tuple[str, ...] = ("numpy", "scipy")
+    cache_dir: str = "~/.cache/spade_jax/corpus"  # where the embedded corpus is prepared
+    min_words: int = 60  # shorter documents are dropped
+    max_words: int = 6000  # longer documents are cut here
+
+    def __post_init__(self) -> None:
+        require(
+            bool(self.path) or bool(self.packages),
+            "corpus.packages",
+            self.packages,
+            "at least one package",
+        )
+        require(
+            1 <= self.min_words <= self.max_words,
+            "corpus.min_words",
+            self.min_words,
+            "1 to corpus.max_words",
+        )
+
+
+@dataclass(frozen=True)
+class MemoryConfig(Section):
+    """The record of earlier environments that the designer is shown."""
+
+    size: int = 200  # records kept, oldest out first; 0 turns memory off
+    positives: int = 2  # learnable records shown
+    negatives: int = 1  # too easy or too hard records shown
+    win_low: float = 0.15  # win rate from which a record counts as learnable
+    win_high: float = 0.85  # win rate up to which a record counts as learnable
+
+    def __post_init__(self) -> None:
+        for name in ("size", "positives", "negatives"):
+            require(getattr(self, name) >= 0, f"memory.{name}", getattr(self, name), "0 or more")
+        require(
+            0 <= self.win_low <= self.win_high <= 1,
+            "memory.win_low, memory.win_high",
+            (self.win_low, self.win_high),
+            "0 <= win_low <= win_high <= 1",
+        )

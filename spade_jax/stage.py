@@ -1,0 +1,24 @@
+"""The handles that self-play works with; making them is `train`'s."""
+
+import asyncio
+from dataclasses import dataclass
+
+from spade_jax.config import Config
+from spade_jax.curriculum import Curriculum
+from spade_jax.envs.pool import Pool
+from spade_jax.roles.corpus import Corpus
+from spade_jax.rollout.chat import Chat
+from spade_jax.rollout.engine import Engine
+
+
+@dataclass
+class Stage:
+    """The handles self-play works with; `runner` owns the event loop that the pool lives on."""
+
+    config: Config
+    engine: Engine
+    pool: Pool
+    chat: Chat
+    corpus: Corpus
+    curriculum: Curriculum
+    runner: asyncio.Runner
