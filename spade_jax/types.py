@@ -260,12 +260,15 @@ class Fault:
 @dataclass(frozen=True)
 class SamplingParams:
     """How to sample one completion. Temperature 0 is greedy; log-probabilities are under the
-    tempered distribution.
+    tempered and truncated distribution.
     """
 
     temperature: float
     max_tokens: int
     stop_ids: tuple[int, ...]
+    top_p: float = 1.0  # 1: off
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0  # 0: off
 
 
 class Stop(enum.StrEnum):

@@ -257,8 +257,7 @@ class Engine:
             raise SamplerError(
                 f"max_tokens={params.max_tokens} samples nothing; expected 1 or more"
             )
-        if not params.temperature >= 0:
-            raise SamplerError(f"temperature={params.temperature}; expected 0 (greedy) or more")
+        sampling.check_params(params)
         if len(params.stop_ids) > sampling.MAX_STOP_IDS:
             raise SamplerError(
                 f"{len(params.stop_ids)} stop ids were given; expected at most "
