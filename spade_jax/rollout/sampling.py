@@ -1,12 +1,12 @@
 """What the sampler runs on the device: the sampling rule, a prefill call, a run of decode steps.
 
-A token is drawn in two stages, first a group of the vocabulary and then a token of the group, by the
-largest log-weight plus Gumbel noise each. That is exactly the categorical distribution, it takes a
-few hundred random numbers where one stage takes a whole vocabulary of them, and a small change of
-the scores changes the token only where two perturbed values lie as close. Keys are folded with the
-absolute position of the token being sampled, so a token depends on its sequence and its key, never
-on its slot, its neighbours or when it was scheduled. Penalties, other truncations and beams are
-deliberately not here.
+A token is drawn in two stages, first a group of the vocabulary and then a token of the group, each
+time the one whose log-weight plus Gumbel noise is largest. That is exactly the categorical
+distribution, it takes a few hundred random numbers where one stage takes a vocabulary of them, and
+a small change of the scores changes the token only where two perturbed values lie as close. Keys
+are folded with the absolute position of the token being sampled, so a token depends on its sequence
+and its key, never on its slot, its neighbours or when it was scheduled. Penalties and other ways to
+truncate are not here.
 """
 
 from typing import Any, NamedTuple
