@@ -144,7 +144,7 @@ def prefill(
 ) -> tuple[transformer.Cache, tuple[Int[Array, " rows"], Float[Array, " rows"]]]:
     """Write a chunk of each row into its slot, and sample the token that follows the chunk."""
     scores, cache = sampler.scores(
-        params, rows.tokens, rows.positions, cache=cache, slot_ids=rows.slots
+        params, rows.tokens, rows.positions, cache=cache, page_table=rows.slots[:, None]
     )
     sampled_positions = rows.positions.max(axis=1) + 1
     return cache, sample(scores, rows.keys, sampled_positions, rows.temperature)
@@ -161,6 +161,7 @@ def decode(
     """Sample up to `max_steps` tokens in every decoding slot, until `exit_after` have finished."""
     num_slots = rows.tokens.shape[0]
     decoding = rows.positions >= 0
+    page_table = jnp.arange(num_slots, dtype=jnp.int32)[:, None]  # a slot is one page
 
     def go_on(carry: tuple) -> Array:
         step, active = carry[0], carry[1]
@@ -170,7 +171,9 @@ def decode(
     def body(carry: tuple) -> tuple:
         step, active, tokens, positions, cache, sampled, logprobs, counts = carry
         live = jnp.where(active, positions, -1)[:, None]
-        scores, cache = sampler.scores(params, tokens[:, None], live, cache=cache)
+        scores, cache = sampler.scores(
+            params, tokens[:, None], live, cache=cache, page_table=page_table
+        )
         drawn, drawn_logprobs = sample(scores, rows.keys, positions + 1, rows.temperature)
         # Columns beyond a row's count hold what it drew while idle; the host never reads them.
         sampled = sampled.at[:, step].set(drawn)
