@@ -84,14 +84,14 @@ class Trajectory:
     """
 
     tokens: Int[np.ndarray, " seq"]  # int32
-    loss_mask: Bool[np.ndarray, " seq"]  # sampled by the policy
+    loss_mask: Bool[np.ndarray, " seq"]  # sampled by the policy, forced ids left out
     # float32, under the distribution sampled from, meaningful where loss_mask
     sampler_logprobs: Float[np.ndarray, " seq"]
+    # likewise, under the tempered distribution before truncation: equal when nothing is truncated
+    untruncated_logprobs: Float[np.ndarray, " seq"]
     turn_index: Int[np.ndarray, " seq"]  # int16
     policy_version: int  # optimiser steps behind the weights that sampled it
     temperature: float  # the sampling temperature the log-probabilities belong to
-    # under the tempered distribution before truncation; None: nothing was truncated
-    untruncated_logprobs: Float[np.ndarray, " seq"] | None = None
     # the experts of every token, for replay; the last token has no choice yet, and any will do
     routing: Int[np.ndarray, "seq layers chosen"] | None = None
 
@@ -302,7 +302,7 @@ class Stop(enum.StrEnum):
 
     @property
     def cut(self) -> bool:
-        """Whether something outside the sequence ended it, so that it says nothing of the policy."""
+        """Whether something outside the sequence ended it: it says nothing of the policy."""
         return self in (Stop.DEADLINE, Stop.CANCELLED)
 
 

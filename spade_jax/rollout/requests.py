@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import UInt32
+from jaxtyping import Int, UInt32
 
 from spade_jax.types import SamplingParams, Stop
 
@@ -41,6 +41,7 @@ class Request:
     close_thinking: bool = False  # the budget is spent: closing ids are to be appended
     pages: tuple[int, ...] = ()  # when finished: where its keys were
     num_known: int = 0  # tokens whose keys were there
+    routing: Int[np.ndarray, "known layers chosen"] | None = None
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.tokens)

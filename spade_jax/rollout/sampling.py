@@ -1,7 +1,7 @@
 """The sampling rule: how one token is drawn from the scores.
 
 A token is drawn in two stages, first a group of the vocabulary and then a token of the group, by
-the largest log-weight plus Gumbel noise each. That is exactly the categorical distribution, it takes a
+the largest log-weight plus Gumbel noise each. That is exactly the categorical distribution, takes a
 few hundred random numbers where one stage takes a whole vocabulary of them, and a small change of
 the scores changes the token only where two perturbed values lie as close. Keys are folded with the
 absolute position of the token being sampled, so a token depends on its sequence and its key, never

@@ -15,7 +15,6 @@ class EngineStats:
     rounds: int = 0
     decode_steps: int = 0
     occupied_slot_steps: int = 0  # of decode_steps x slots, those that sampled a token
-    decoded_tokens: int = 0  # of the sampled ones, those that a decode step drew
     preempted_count: int = 0  # times that a sequence gave its pages back before its end
     failed_count: int = 0  # requests whose scores were no numbers
     held_places: int = 0  # places for tokens in the pages in use, summed at each plan and result
@@ -28,6 +27,11 @@ class EngineStats:
     host_s: float = 0.0  # planning rounds and taking in their results
     load_s: float = 0.0  # moving weights to the sampler
     late_compiles: int = 0  # programs that `compile` had not compiled when needed: should stay 0
+
+    def __add__(self, other: "EngineStats") -> "EngineStats":
+        sums = {f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)}
+        most = max(self.held_pages_max, other.held_pages_max)
+        return EngineStats(**(sums | {"held_pages_max": most}))
 
     def take(self) -> "EngineStats":
         """Return what was counted and begin anew."""
