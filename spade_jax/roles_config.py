@@ -20,6 +20,12 @@ SKILLS = (
 Difficulty = Literal["easy", "medium", "hard"]
 
 
+def _require_budget(section: str, thinking: bool, tokens: int) -> None:
+    """A budget is for thinking that is on."""
+    name = f"{section}.thinking_tokens"
+    require(tokens == 0 or (tokens > 0 and thinking), name, tokens, f"0 without {section}.thinking")
+
+
 @dataclass(frozen=True)
 class DesignerConfig(Section):
     """How environments are written."""
@@ -33,6 +39,7 @@ class DesignerConfig(Section):
     max_tokens: int = 640  # longest completion
     delay_steps: int = 3  # steps a designer group waits for more plays before it is trained on
     thinking: bool = False  # think first, where the chat template can
+    thinking_tokens: int = 0  # tokens after which a thinking block is closed; 0: no budget
 
     def __post_init__(self) -> None:
         unknown = [skill for skill in self.skills if skill not in SKILLS]
@@ -61,6 +68,7 @@ class DesignerConfig(Section):
         require(self.temperature >= 0, "designer.temperature", self.temperature, "0 or more")
         require(self.max_tokens >= 1, "designer.max_tokens", self.max_tokens, "at least 1")
         require(self.delay_steps >= 0, "designer.delay_steps", self.delay_steps, "0 or more")
+        _require_budget("designer", self.thinking, self.thinking_tokens)
 
 
 @dataclass(frozen=True)
@@ -72,12 +80,14 @@ class HintConfig(Section):
     max_words: int = 100  # a longer hint is refused
     attempts: int = 2  # one writing and one rewrite, then the design is refused
     thinking: bool = False  # think first, where the chat template can
+    thinking_tokens: int = 0  # tokens after which a thinking block is closed; 0: no budget
 
     def __post_init__(self) -> None:
         require(self.temperature >= 0, "hint.temperature", self.temperature, "0 or more")
         require(self.max_tokens >= 1, "hint.max_tokens", self.max_tokens, "at least 1")
         require(self.max_words >= 1, "hint.max_words", self.max_words, "at least 1")
         require(self.attempts >= 1, "hint.attempts", self.attempts, "at least 1")
+        _require_budget("hint", self.thinking, self.thinking_tokens)
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,7 @@ class AgentConfig(Section):
     plays: int = 4  # plays of each instance in each arm: one group
     max_observation_tokens: int = 200  # a longer observation ends the episode as TOKEN_LIMIT
     thinking: bool = False  # think before each action, where the chat template can
+    thinking_tokens: int = 0  # tokens after which a thinking block is closed; 0: no budget
 
     def __post_init__(self) -> None:
         require(self.temperature >= 0, "agent.temperature", self.temperature, "0 or more")
@@ -102,6 +113,7 @@ class AgentConfig(Section):
             self.plays,
             "at least 2: a group of one has no advantage",
         )
+        _require_budget("agent", self.thinking, self.thinking_tokens)
 
 
 @dataclass(frozen=True)

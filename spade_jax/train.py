@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from spade_jax.roles.corpus import Corpus
 from spade_jax.roles.memory import Memory
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.engine import Engine
+from spade_jax.rollout.stats import EngineStats
 from spade_jax.rollout.templates import choose
 from spade_jax.stage import Stage
 from spade_jax.telemetry.live import LiveView
@@ -56,6 +57,7 @@ FREE_FIELDS = (
     "run.steps",
     "run.checkpoint_steps",
     "run.keep_checkpoints",
+    "run.compile_cache",
     "execution.layers",
     "execution.attention",
     "execution.remat",
@@ -103,6 +105,7 @@ class Run:
     checkpoints: Checkpoints
     phases: Phases
     view: LiveView
+    designed: EngineStats = field(default_factory=EngineStats)  # sampling of the step's designs
 
     def remaining_steps(self) -> range:
         """Steps not yet in a checkpoint."""
@@ -117,6 +120,7 @@ class Run:
         self.view.status("designing environments")
         with self.phases("design"):
             designs = selfplay.design(self.stage, step)
+        self.designed = self.stage.engine.stats()
         for environment in self.stage.curriculum.environments:
             if environment.cycle == step // self.config.run.cycle_steps:
                 self.folder.save_environment(environment)
@@ -171,16 +175,19 @@ class Run:
 
     def log(self, step: int, metrics: dict[str, int | float]) -> None:
         """Write one line of metrics and show it."""
+        played = self.stage.engine.stats()
         line = {
             "progress/step": step,
             "progress/cycle": step // self.config.run.cycle_steps,
             "progress/policy_version": self.played_version,
             **metrics,
-            **measures.services(self.config, self.stage.engine.stats(), self.stage.pool.stats()),
+            **measures.services(self.config, self.designed + played, self.stage.pool.stats()),
+            **measures.waiting(played),
             **self.phases.drain(),
         }
         if self.stage.pool.sandbox.label == UNSAFE:
             line["sandbox/unsafe"] = 1
+        self.designed = EngineStats()
         self.folder.log(line)
         self.view.show(line)
 
@@ -220,6 +227,9 @@ def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
             "assets/tiny"
         )
     folder = RunFolder(config.run.dir)
+    if config.run.compile_cache and not jax.config.jax_compilation_cache_dir:
+        where = str(Path(config.run.compile_cache).expanduser())
+        jax.config.update("jax_compilation_cache_dir", where)
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.locked())
         _check_folder(folder, config, resume=resume)
@@ -290,7 +300,14 @@ def make_stage(
     logger.info("%s", pool.sandbox.line())
     for text in pool.sandbox.warnings():
         logger.warning("sandbox=%s: %s", pool.sandbox.label, text)
-    engine = Engine(config.model, config.engine, mesh, execution)
+    engine = Engine(
+        config.model,
+        config.engine,
+        mesh,
+        execution,
+        tokenizer=tokenizer,
+        deterministic=config.run.deterministic,
+    )
     return Stage(config, engine, pool, chat, corpus, Curriculum(Memory(config.memory)), runner)
 
 

@@ -82,12 +82,20 @@ async def _turns(
         if size > config.max_observation_tokens or room < MIN_COMPLETION_TOKENS:
             return Outcome.TOKEN_LIMIT, None, f"observation of {size} tokens, {room} left"
         record.add_prompt(piece)
-        params = SamplingParams(config.temperature, min(config.max_tokens, room), chat.stop_ids)
+        params = SamplingParams(
+            config.temperature,
+            min(config.max_tokens, room),
+            chat.stop_ids,
+            thinking_tokens=config.thinking_tokens,
+            thinking=chat.thinking_block,
+        )
         try:
             completion = await engine.generate(record.tokens, params, key)
         except SamplerError as error:
             return Outcome.SAMPLER_ERROR, None, str(error)
         record.add_completion(completion)
+        if completion.stop.cut:
+            return Outcome.SAMPLER_ERROR, None, f"completion ended by {completion.stop}"
         text = chat.decode(completion.tokens)
         if completion.stop is not Stop.STOP_ID:
             turns.append(Turn(observation, text, None, None))

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from spade_jax.config import DesignerConfig
+from spade_jax.errors import SamplerError
 from spade_jax.roles import parsing, prompts
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.record import Recorder
@@ -53,11 +54,18 @@ async def write(
             )
         )
     )
-    params = SamplingParams(config.temperature, config.max_tokens, chat.stop_ids)
+    params = SamplingParams(
+        config.temperature,
+        config.max_tokens,
+        chat.stop_ids,
+        thinking_tokens=config.thinking_tokens,
+        thinking=chat.thinking_block,
+    )
     completion = await engine.generate(record.tokens, params, key)
     record.add_completion(completion)
     trajectory = record.build(config.temperature)
-    assert trajectory is not None  # a completion holds at least one token
+    if trajectory is None or completion.stop.cut:
+        raise SamplerError(f"the design {request.design_id} was ended by {completion.stop}")
     text = chat.decode(completion.tokens)
     program = parsing.program(text)
     if program is None:

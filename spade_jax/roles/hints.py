@@ -20,7 +20,13 @@ async def write(
     A hint that was cut off at its last allowed token is no hint.
     """
     chat = chat.with_thinking(config.thinking)
-    params = SamplingParams(config.temperature, config.max_tokens, chat.stop_ids)
+    params = SamplingParams(
+        config.temperature,
+        config.max_tokens,
+        chat.stop_ids,
+        thinking_tokens=config.thinking_tokens,
+        thinking=chat.thinking_block,
+    )
     completion = await engine.generate(chat.open(prompts.hint(program)), params, key)
     text = chat.decode(completion.tokens)
     return text, parsing.hint(text) if completion.stop is Stop.STOP_ID else None

@@ -1,30 +1,23 @@
-"""What the sampler runs on the device: the sampling rule, a prefill call, a run of decode steps.
+"""The sampling rule: how one token is drawn from the scores.
 
-A token is drawn in two stages, first a group of the vocabulary and then a token of the group, each
-time the one whose log-weight plus Gumbel noise is largest. That is exactly the categorical
-distribution, it takes a few hundred random numbers where one stage takes a vocabulary of them, and
-a small change of the scores changes the token only where two perturbed values lie as close. Keys
-are folded with the absolute position of the token being sampled, so a token depends on its sequence
-and its key, never on its slot, its neighbours or when it was scheduled. Penalties and other ways to
-truncate are not here.
+A token is drawn in two stages, first a group of the vocabulary and then a token of the group, by
+the largest log-weight plus Gumbel noise each. That is exactly the categorical distribution, takes a
+few hundred random numbers where one stage takes a whole vocabulary of them, and a small change of
+the scores changes the token only where two perturbed values lie as close. Keys are folded with the
+absolute position of the token being sampled, so a token depends on its sequence and its key, never
+on its slot, its neighbours or when it was scheduled. Penalties, other truncations and beams are
+deliberately not here.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from models import transformer
-from models.config import TransformerConfig
-from models.execution import PLAIN, Execution
 from spade_jax.errors import SamplerError
 from spade_jax.types import SamplingParams
-
-MAX_STOP_IDS = 8
-"""Stop ids one request may name: a fixed width keeps the compiled shapes few."""
 
 GROUPS = 128
 """Groups of consecutive tokens. It divides the vocabularies of public models, and the devices along
@@ -34,65 +27,6 @@ TEMPERATURES = (1e-20, 1e20)
 """What is colder or hotter draws as these do: a reciprocal beyond them is not a number to use."""
 
 _SIGN = np.uint32(1 << 31)
-
-
-class PrefillRows(NamedTuple):
-    """One chunk of a few sequences; position -1 is padding, which writes nothing.
-
-    tokens [t5 t6 t7  0  0]    positions [ 5  6  7 -1 -1]    samples the token of position 8
-           [ 0  0  0  0  0]              [-1 -1 -1 -1 -1]    an unused row
-    """
-
-    tokens: Int[Array, "rows chunk"]
-    positions: Int[Array, "rows chunk"]
-    slots: Int[Array, " rows"]
-    keys: UInt32[Array, "rows 2"]
-    temperature: Float[Array, " rows"]
-
-
-class DecodeRows(NamedTuple):
-    """Every slot at the start of a decode run."""
-
-    tokens: Int[Array, " slots"]  # the last token, whose keys and values are not in the cache yet
-    positions: Int[Array, " slots"]  # of `tokens`; -1 for a slot that is not decoding
-    last_positions: Int[Array, " slots"]  # of the last token the slot may sample
-    stop_ids: Int[Array, "slots stops"]  # padded with -1
-    keys: UInt32[Array, "slots 2"]
-    temperature: Float[Array, " slots"]
-
-
-class Decoded(NamedTuple):
-    """What a decode run sampled: the first `counts` columns of each row."""
-
-    tokens: Int[Array, "slots steps"]
-    logprobs: Float[Array, "slots steps"]
-    counts: Int[Array, " slots"]
-    num_steps: Int[Array, ""]
-
-
-def prefill_shapes(num_rows: int, chunk: int) -> PrefillRows:
-    """Shapes and types of a prefill call's rows."""
-    shape: Any = jax.ShapeDtypeStruct  # stands in for the array
-    return PrefillRows(
-        tokens=shape((num_rows, chunk), jnp.int32),
-        positions=shape((num_rows, chunk), jnp.int32),
-        slots=shape((num_rows,), jnp.int32),
-        keys=shape((num_rows, 2), jnp.uint32),
-        temperature=shape((num_rows,), jnp.float32),
-    )
-
-
-def decode_shapes(num_slots: int) -> DecodeRows:
-    """Shapes and types of a decode run's rows."""
-    shape: Any = jax.ShapeDtypeStruct  # stands in for the array
-    return DecodeRows(
-        tokens=shape((num_slots,), jnp.int32),
-        positions=shape((num_slots,), jnp.int32),
-        last_positions=shape((num_slots,), jnp.int32),
-        stop_ids=shape((num_slots, MAX_STOP_IDS), jnp.int32),
-        keys=shape((num_slots, 2), jnp.uint32),
-        temperature=shape((num_slots,), jnp.float32),
-    )
 
 
 class Rule(NamedTuple):
@@ -274,99 +208,3 @@ def _gumbel(keys: Array, positions: Array, size: int) -> Array:
 def _over(values: Array, part: Array) -> Array:
     """A value a row, in as many dimensions as `part`."""
     return values.reshape(-1, *(1,) * (part.ndim - 1))
-
-
-def _tempered(rows: PrefillRows | DecodeRows) -> Rule:
-    off = jnp.zeros_like(rows.temperature)
-    return Rule(rows.keys, rows.temperature, off + 1, off, jnp.zeros_like(off, jnp.int32))
-
-
-class Sampler(NamedTuple):
-    """The model that runs, where, and how."""
-
-    config: TransformerConfig
-    mesh: Mesh | None = None
-    execution: Execution = PLAIN
-
-    def scores(
-        self,
-        params: transformer.Params,
-        tokens: Int[Array, "rows seq"],
-        positions: Int[Array, "rows seq"],
-        **options: Any,
-    ) -> tuple[Float[Array, "rows vocab"], transformer.Cache]:
-        """Run tokens through the cache; return the scores that follow each row's last token."""
-        out = transformer.forward(
-            self.config,
-            params,
-            tokens,
-            positions,
-            mesh=self.mesh,
-            execution=self.execution,
-            **options,
-        )
-        assert out.cache is not None
-        hidden = out.hidden
-        if tokens.shape[1] > 1:
-            last = jnp.argmax(positions, axis=1)
-            hidden = jnp.take_along_axis(hidden, last[:, None, None], axis=1)
-        scores = transformer.logits(self.config, params, hidden, self.mesh, rows_split=False)
-        return scores[:, 0], out.cache
-
-
-def prefill(
-    sampler: Sampler,
-    params: transformer.Params,
-    cache: transformer.Cache,
-    rows: PrefillRows,
-) -> tuple[transformer.Cache, tuple[Int[Array, " rows"], Float[Array, " rows"]]]:
-    """Write a chunk of each row into its slot, and sample the token that follows the chunk."""
-    scores, cache = sampler.scores(
-        params, rows.tokens, rows.positions, cache=cache, slot_ids=rows.slots
-    )
-    drawn = draw(scores, _tempered(rows), rows.positions.max(axis=1) + 1)
-    return cache, (drawn.tokens, drawn.logprobs)
-
-
-def decode(
-    sampler: Sampler,
-    max_steps: int,
-    params: transformer.Params,
-    cache: transformer.Cache,
-    rows: DecodeRows,
-    exit_after: Int[Array, ""],
-) -> tuple[transformer.Cache, Decoded]:
-    """Sample up to `max_steps` tokens in every decoding slot, until `exit_after` have finished."""
-    num_slots = rows.tokens.shape[0]
-    decoding = rows.positions >= 0
-
-    def go_on(carry: tuple) -> Array:
-        step, active = carry[0], carry[1]
-        num_finished = (decoding & ~active).sum(dtype=jnp.int32)
-        return (step < max_steps) & active.any() & (num_finished < exit_after)
-
-    def body(carry: tuple) -> tuple:
-        step, active, tokens, positions, cache, sampled, logprobs, counts = carry
-        live = jnp.where(active, positions, -1)[:, None]
-        scores, cache = sampler.scores(params, tokens[:, None], live, cache=cache)
-        drawn, drawn_logprobs, *_ = draw(scores, _tempered(rows), positions + 1)
-        # Columns beyond a row's count hold what it drew while idle; the host never reads them.
-        sampled = sampled.at[:, step].set(drawn)
-        logprobs = logprobs.at[:, step].set(drawn_logprobs)
-        counts = counts + active.astype(jnp.int32)
-        positions = positions + 1
-        stopped = (drawn[:, None] == rows.stop_ids).any(axis=1) | (positions >= rows.last_positions)
-        return step + 1, active & ~stopped, drawn, positions, cache, sampled, logprobs, counts
-
-    carry = (
-        jnp.int32(0),
-        decoding,
-        rows.tokens,
-        rows.positions,
-        cache,
-        jnp.zeros((num_slots, max_steps), jnp.int32),
-        jnp.zeros((num_slots, max_steps), jnp.float32),
-        jnp.zeros(num_slots, jnp.int32),
-    )
-    step, _, _, _, cache, sampled, logprobs, counts = jax.lax.while_loop(go_on, body, carry)
-    return cache, Decoded(sampled, logprobs, counts, step)
