@@ -35,7 +35,7 @@ def generate(options: Options) -> int:
     policy = Policy(options)
     check_params(policy.sampling(()))
     cache = str(Path(RunConfig().compile_cache).expanduser())
-    if not jax.config.jax_compilation_cache_dir:
+    if not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
         jax.config.update("jax_compilation_cache_dir", cache)
     if options.prompts is None or options.out is None:
         return Conversation(policy, options).run()

@@ -89,10 +89,10 @@ class _Batch:
         try:
             completion = await self._engine.generate(tokens, self._params, key)
         except SamplerError as error:
-            failure = {"stop": Stop.CANCELLED} if self.stopped else {"stop": "error"}
+            failure: dict[str, Any] = {"stop": Stop.CANCELLED}
             if not self.stopped:
                 self.num_failed += 1
-                failure["error"] = str(error)
+                failure = {"stop": "error", "error": str(error)}
             self._out.put(index, {"text": "", "tokens": [], "logprobs": []} | failure)
             return
         self.num_tokens += len(completion.tokens)

@@ -1,4 +1,4 @@
-"""A checkpoint to sample from: what is checked at once, and what is loaded when all else is right."""
+"""A checkpoint to sample from: checked at once, and loaded when all else is right."""
 
 import dataclasses
 import logging
