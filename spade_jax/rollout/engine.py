@@ -362,6 +362,8 @@ class Engine:
         run.slots[:] = plan.slots
         run.line[:] = -1
         run.line[: len(plan.line)] = plan.line
+        run.spare[:] = -1
+        run.spare[: len(plan.spare)] = plan.spare
         for lane, limit in plan.limits.items():
             run.limits[lane] = limit
         exit_after = np.int32(max(1, self._config.slots // 8))
