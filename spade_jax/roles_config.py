@@ -3,7 +3,7 @@ designer reads, `corpus` and `memory`.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from spade_jax.settings import Section, require
 
@@ -26,6 +26,18 @@ def _require_budget(section: str, thinking: bool, tokens: int) -> None:
     require(tokens == 0 or (tokens > 0 and thinking), name, tokens, f"0 without {section}.thinking")
 
 
+def _require_sampling(section: str, values: Any) -> None:
+    """How the tokens of a role are sampled."""
+    ranges = {
+        "temperature": (values.temperature >= 0, "0 or more"),
+        "top_p": (0 < values.top_p <= 1, "more than 0 and at most 1 (off)"),
+        "top_k": (0 <= values.top_k < 2**31, "0 (off) or more"),
+        "min_p": (0 <= values.min_p <= 1, "0 (off) to 1"),
+    }
+    for name, (right, expected) in ranges.items():
+        require(right, f"{section}.{name}", getattr(values, name), expected)
+
+
 @dataclass(frozen=True)
 class DesignerConfig(Section):
     """How environments are written."""
@@ -36,6 +48,9 @@ class DesignerConfig(Section):
     difficulty: Difficulty = "easy"  # the word that conditions the design
     document_words: int = 40  # words of the document shown to the designer
     temperature: float = 0.6  # sampling temperature
+    top_p: float = 1.0  # the likeliest tokens that make up this share are kept; 1: all
+    top_k: int = 0  # so many of the likeliest tokens are kept; 0: all
+    min_p: float = 0.0  # tokens this likely are kept, as a share of the likeliest; 0: all
     max_tokens: int = 640  # longest completion
     delay_steps: int = 3  # steps a designer group waits for more plays before it is trained on
     thinking: bool = False  # think first, where the chat template can
@@ -65,7 +80,7 @@ class DesignerConfig(Section):
         require(
             self.document_words >= 8, "designer.document_words", self.document_words, "at least 8"
         )
-        require(self.temperature >= 0, "designer.temperature", self.temperature, "0 or more")
+        _require_sampling("designer", self)
         require(self.max_tokens >= 1, "designer.max_tokens", self.max_tokens, "at least 1")
         require(self.delay_steps >= 0, "designer.delay_steps", self.delay_steps, "0 or more")
         _require_budget("designer", self.thinking, self.thinking_tokens)
@@ -76,6 +91,9 @@ class HintConfig(Section):
     """How hints are written and refused. Hints are measured, not trained."""
 
     temperature: float = 0.3  # sampling temperature
+    top_p: float = 1.0  # the likeliest tokens that make up this share are kept; 1: all
+    top_k: int = 0  # so many of the likeliest tokens are kept; 0: all
+    min_p: float = 0.0  # tokens this likely are kept, as a share of the likeliest; 0: all
     max_tokens: int = 96  # longest completion
     max_words: int = 100  # a longer hint is refused
     attempts: int = 2  # one writing and one rewrite, then the design is refused
@@ -83,7 +101,7 @@ class HintConfig(Section):
     thinking_tokens: int = 0  # tokens after which a thinking block is closed; 0: no budget
 
     def __post_init__(self) -> None:
-        require(self.temperature >= 0, "hint.temperature", self.temperature, "0 or more")
+        _require_sampling("hint", self)
         require(self.max_tokens >= 1, "hint.max_tokens", self.max_tokens, "at least 1")
         require(self.max_words >= 1, "hint.max_words", self.max_words, "at least 1")
         require(self.attempts >= 1, "hint.attempts", self.attempts, "at least 1")
@@ -95,6 +113,9 @@ class AgentConfig(Section):
     """How environments are played."""
 
     temperature: float = 1.0  # sampling temperature
+    top_p: float = 1.0  # the likeliest tokens that make up this share are kept; 1: all
+    top_k: int = 0  # so many of the likeliest tokens are kept; 0: all
+    min_p: float = 0.0  # tokens this likely are kept, as a share of the likeliest; 0: all
     max_tokens: int = 64  # longest completion of one turn
     max_turns: int = 12  # our cap on turns, whatever the environment allows
     seeds: int = 2  # instances of each environment played in one step
@@ -104,7 +125,7 @@ class AgentConfig(Section):
     thinking_tokens: int = 0  # tokens after which a thinking block is closed; 0: no budget
 
     def __post_init__(self) -> None:
-        require(self.temperature >= 0, "agent.temperature", self.temperature, "0 or more")
+        _require_sampling("agent", self)
         for name in ("max_tokens", "max_turns", "seeds", "max_observation_tokens"):
             require(getattr(self, name) >= 1, f"agent.{name}", getattr(self, name), "at least 1")
         require(

@@ -86,6 +86,9 @@ async def _turns(
             config.temperature,
             min(config.max_tokens, room),
             chat.stop_ids,
+            config.top_p,
+            config.top_k,
+            config.min_p,
             thinking_tokens=config.thinking_tokens,
             thinking=chat.thinking_block,
         )

@@ -58,6 +58,9 @@ async def write(
         config.temperature,
         config.max_tokens,
         chat.stop_ids,
+        config.top_p,
+        config.top_k,
+        config.min_p,
         thinking_tokens=config.thinking_tokens,
         thinking=chat.thinking_block,
     )

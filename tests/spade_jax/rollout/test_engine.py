@@ -17,6 +17,7 @@ from models.sharding import build_mesh, param_shardings
 from spade_jax.config import EngineConfig
 from spade_jax.errors import SamplerError
 from spade_jax.rollout.engine import Engine, plan_chunks
+from spade_jax.rollout.sampling import Rule, draw
 from spade_jax.types import Completion, SamplingParams, Stop
 
 MODEL = TransformerConfig(
@@ -129,16 +130,17 @@ def naive(start: np.ndarray, params: SamplingParams, seed: int) -> list[int]:
     """Sample one sequence token by token with a training-mode forward: no cache, no batch."""
     tokens = start.tolist()
     while True:
-        logits = jnp.asarray(scores(np.array(tokens, np.int32))[-1])
-        key = jax.random.fold_in(jax.random.key(seed), len(tokens))
-        greedy = params.temperature == 0
-        tokens.append(
-            int(
-                logits.argmax()
-                if greedy
-                else jax.random.categorical(key, logits / params.temperature)
-            )
+        logits = jnp.asarray(scores(np.array(tokens, np.int32))[-1:])
+        off = jnp.zeros(1, jnp.float32)
+        how = Rule(
+            jax.random.key_data(jax.random.key(seed))[None],
+            off + params.temperature,
+            off + 1,
+            off,
+            jnp.zeros(1, jnp.int32),
         )
+        drawn = jax.jit(draw)(logits, how, jnp.array([len(tokens)], jnp.int32))
+        tokens.append(int(drawn.tokens[0]))
         done = len(tokens) - len(start) == params.max_tokens or len(tokens) == 64
         if done or tokens[-1] in params.stop_ids:
             return tokens[len(start) :]
