@@ -69,6 +69,11 @@ class EngineConfig(Section):
         return -(-self.context_tokens // self.page_tokens)
 
     @property
+    def spare_pages(self) -> int:
+        """Most pages that a run of decode steps can take."""
+        return min(self.num_pages, self.slots * -(-self.decode_steps // self.page_tokens))
+
+    @property
     def prefill_pieces(self) -> tuple[int, ...]:
         """How many pieces the prefill calls have, the smallest call first."""
         sizes, tokens = [], max(MIN_CALL_TOKENS, self.piece_tokens)

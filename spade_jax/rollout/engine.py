@@ -18,7 +18,7 @@ import logging
 import time
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -42,6 +42,7 @@ from spade_jax.types import Completion, SamplingParams, Stop
 logger = logging.getLogger(__name__)
 
 
+@runtime_checkable
 class Decoder(Protocol):
     """What stop strings need of a tokenizer."""
 
@@ -362,6 +363,8 @@ class Engine:
         run.slots[:] = plan.slots
         run.line[:] = -1
         run.line[: len(plan.line)] = plan.line
+        run.spare[:] = -1
+        run.spare[: len(plan.spare)] = plan.spare
         for lane, limit in plan.limits.items():
             run.limits[lane] = limit
         exit_after = np.int32(max(1, self._config.slots // 8))

@@ -136,6 +136,17 @@ class PageTable:
         held.pages += [self._take() for _ in range(missing)]
         return True
 
+    def spare(self, most: int) -> list[int]:
+        """The pages that would be taken next, in order: what `extend` is to be given."""
+        free = self._free[: -most - 1 : -1]
+        return free + list(islice(self._idle, most - len(free)))
+
+    def extend(self, held: Held, page: int) -> None:
+        """Give the sequence the next of the pages that `spare` named."""
+        taken = self._take()
+        assert taken == page, f"page {page} was taken out of turn; {taken} was next"
+        held.pages.append(taken)
+
     def room(self, held: Held) -> int:
         """Tokens that the sequence's pages can hold."""
         return len(held.pages) * self.page_tokens

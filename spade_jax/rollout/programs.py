@@ -86,6 +86,7 @@ class Run(NamedTuple):
     slots: Int[Array, " slots"]  # the lane in each slot; -1 none
     line: Int[Array, " lanes"]  # lanes that wait for a slot, in order; -1 behind them
     limits: Int[Array, " lanes"]  # position of the last token that the lane may draw in this run
+    spare: Int[Array, " spare"]  # pages to be had, in order; -1 behind them
     exit_after: Int[Array, ""]  # slots that fall empty before the run ends early
 
 
@@ -96,6 +97,7 @@ class Decoded(NamedTuple):
     tokens: Int[Array, "slots steps"]  # -1 where the scores were no numbers
     logprobs: Float[Array, "slots steps"]
     untruncated: Float[Array, "slots steps"]
+    taken: Int[Array, "slots steps"]  # the spare page that the lane goes on in; -1 for none
     slots: Int[Array, " slots"]  # the lane in each slot at the end
     num_steps: Int[Array, ""]
 
@@ -198,9 +200,16 @@ def prefill(
 
 
 def decode(
-    model: Model, max_steps: int, leaves: tuple[Array, ...], state: State, run: Run
+    model: Model,
+    max_steps: int,
+    page_tokens: int,
+    leaves: tuple[Array, ...],
+    state: State,
+    run: Run,
 ) -> tuple[State, Decoded]:
-    """Draw up to `max_steps` tokens in every slot; lanes in line take the slots that fall free."""
+    """Draw up to `max_steps` tokens in every slot; lanes in line take the slots that fall free, and
+    those at the end of their pages a spare one, or they leave their slots.
+    """
     params = model.params(leaves)
     num_slots, num_lanes = run.slots.shape[0], run.line.shape[0]
     # A lane whose first token was its last is out of the line before it begins.
@@ -224,7 +233,7 @@ def decode(
         return (step < max_steps) & (idle < num_slots) & (idle - num_idle < run.exit_after)
 
     def body(carry: tuple) -> tuple:
-        step, slots, first, state, decoded = carry
+        step, slots, first, used, state, decoded = carry
         lanes, active = jnp.maximum(slots, 0), slots >= 0
         positions = jnp.where(active, state.positions[lanes], -1)
         hidden, state = model.hidden(
@@ -239,15 +248,24 @@ def decode(
             untruncated=decoded.untruncated.at[:, step].set(drawn.untruncated),
         )
         stopped = _stops(drawn, state.stop_ids[lanes])
+        positions = positions + 1
+        stays = active & ~stopped & (positions < run.limits[lanes])
+        crosses = stays & (positions % page_tokens == 0)
+        order = jnp.where(crosses, used + jnp.cumsum(crosses, dtype=jnp.int32) - 1, -1)
+        taken = jnp.where(crosses, run.spare.at[order].get(mode="fill", fill_value=-1), -1)
+        stays &= ~crosses | (taken >= 0)
+        decoded = decoded._replace(taken=decoded.taken.at[:, step].set(taken))
         target = jnp.where(active, lanes, num_lanes)
+        crossing = jnp.where(taken >= 0, lanes, num_lanes)
         state = state._replace(
+            pages=state.pages.at[crossing, positions // page_tokens].set(taken, mode="drop"),
             tokens=state.tokens.at[target].set(drawn.tokens, mode="drop"),
-            positions=state.positions.at[target].set(positions + 1, mode="drop"),
+            positions=state.positions.at[target].set(positions, mode="drop"),
             done=state.done.at[target].set(stopped, mode="drop"),
         )
-        ended = stopped | (positions + 1 >= run.limits[lanes])
-        slots, first = fill(jnp.where(ended, -1, slots), first)
-        return step + 1, slots, first, state, decoded
+        slots, first = fill(jnp.where(stays, slots, -1), first)
+        used = used + (taken >= 0).sum(dtype=jnp.int32)
+        return step + 1, slots, first, used, state, decoded
 
     shape = (num_slots, max_steps)
     blank = Decoded(
@@ -255,11 +273,12 @@ def decode(
         jnp.zeros(shape, jnp.int32),
         jnp.zeros(shape, jnp.float32),
         jnp.zeros(shape, jnp.float32),
+        jnp.full(shape, -1, jnp.int32),
         slots,
         jnp.int32(0),
     )
-    carry = (jnp.int32(0), slots, first, state, blank)
-    step, slots, _, state, decoded = jax.lax.while_loop(go_on, body, carry)
+    carry = (jnp.int32(0), slots, first, jnp.int32(0), state, blank)
+    step, slots, _, _, state, decoded = jax.lax.while_loop(go_on, body, carry)
     return state, decoded._replace(slots=slots, num_steps=step)
 
 
@@ -330,7 +349,8 @@ class Programs:
             row = shape((slots,), ints)
             return Pieces(piece, piece, shape((program.pieces,), ints), row, row)
         lanes = shape((config.lanes,), ints)
-        return Run(shape((slots,), ints), lanes, lanes, shape((), ints))
+        spare = shape((config.spare_pages,), ints)
+        return Run(shape((slots,), ints), lanes, lanes, spare, shape((), ints))
 
     def _allocate(self) -> State:
         config, (model, mesh, execution) = self._config, self._model
@@ -370,7 +390,7 @@ class Programs:
         if program.kind == "prefill":
             run = functools.partial(prefill, self._model)
         else:
-            run = functools.partial(decode, self._model, config.decode_steps)
+            run = functools.partial(decode, self._model, config.decode_steps, config.page_tokens)
         params = tuple(jax.tree.leaves(weights.abstract_params(model, execution)))
         places = tuple(jax.tree.leaves(sharding.param_shardings(model, mesh, execution)))
         jitted = jax.jit(

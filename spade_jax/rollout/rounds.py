@@ -69,6 +69,7 @@ class Plan(NamedTuple):
     slots: list[int]  # the lane in each slot; -1 none
     line: list[int]  # lanes that wait for a slot
     limits: dict[int, int]  # by lane, the position of the last token it may draw
+    spare: list[int]  # pages for lanes that come to the end of theirs
 
     @property
     def decodes(self) -> bool:
@@ -139,30 +140,26 @@ class Rounds:
     def plan(self, now: float) -> tuple[Plan, list[Request]]:
         """What the next round does, and the requests that end without it."""
         ended = self._expire(now)
-        placed = self._grow(give_way=True)
+        placed = self._grow()
         admitted, copies = self._admit()
         calls, late_copies = self._prefill()
-        # From here on no lane gives way: the calls are cut, and they write to its pages.
-        placed |= admitted | self._grow(give_way=False)
         limits, line = {}, []
         for lane in self._by_rank():
             if not lane.ready:
                 continue
-            limits[lane.index] = self._limit(lane)
-            if limits[lane.index] <= lane.position:
+            limits[lane.index] = lane.request.limit()
+            if lane.position >= min(limits[lane.index], self._table.room(lane.held)):
                 self._leave(lane)
             elif lane.index not in self._slots:
                 line.append(lane.index)
         self._stats.count_pages(self._table)
-        order = sorted(placed, key=lambda lane: lane.index)
-        return Plan(order, copies, calls, late_copies, list(self._slots), line, limits), ended
+        order = sorted(placed | admitted, key=lambda lane: lane.index)
+        spare = self._table.spare(self._config.spare_pages)
+        plan = Plan(order, copies, calls, late_copies, list(self._slots), line, limits, spare)
+        return plan, ended
 
     def _by_rank(self) -> list[Lane]:
         return sorted(self._lanes.values(), key=lambda lane: lane.rank)
-
-    def _limit(self, lane: Lane) -> int:
-        """Drawing a token takes the place of the one before it."""
-        return min(lane.request.limit(), self._table.room(lane.held))
 
     def _expire(self, now: float) -> list[Request]:
         """End what is out of time or not wanted; a lane whose prompt is under work ends after it,
@@ -179,18 +176,16 @@ class Rounds:
                 self._release(lane)
         return ended
 
-    def _grow(self, *, give_way: bool) -> set[Lane]:
-        """Give the lanes that can decode, the first admitted first, pages for the run; return those
-        that got any. Those that will have a slot get pages for a whole run, those behind them one.
+    def _grow(self) -> set[Lane]:
+        """Give the lanes that can decode, the first admitted first, the page of their next token;
+        return those that got one here, and not from the spare ones of a run.
         """
         grown = set()
-        for place, lane in enumerate([lane for lane in self._by_rank() if lane.ready]):
+        for lane in [lane for lane in self._by_rank() if lane.ready]:
             if lane.index not in self._lanes:
                 continue  # it gave way to one before it
-            ahead = self._config.decode_steps if place < self._config.slots else 1
-            need = min(lane.position + ahead, lane.request.most - 1)
             before = self._table.room(lane.held)
-            while not self._table.grow(lane.held, need) and give_way and self._give_way(lane):
+            while not self._table.grow(lane.held, lane.position + 1) and self._give_way(lane):
                 pass
             if self._table.room(lane.held) > before:
                 grown.add(lane)
@@ -250,6 +245,9 @@ class Rounds:
         return admitted, copies
 
     def _open(self, request: Request, leader: Lane | None) -> Opened | None:
+        # Each lane that is there may soon need a page: what is admitted must not take it at once.
+        if self._lanes and self._table.num_available < len(self._lanes):
+            return None
         ahead = 1 if len(request.tokens) < request.most - 1 else 0
         if leader is None:
             return self._table.open(request.tokens, ahead)
@@ -341,12 +339,15 @@ class Rounds:
         tokens: np.ndarray,
         logprobs: np.ndarray,
         untruncated: np.ndarray,
+        taken: np.ndarray,
         slots: np.ndarray,
         num_steps: np.ndarray,
     ) -> Iterable[Lane]:
         steps = int(num_steps)
         self._stats.decode_steps += steps
         self._stats.occupied_slot_steps += int((lanes[:, :steps] >= 0).sum())
+        for step, slot in np.argwhere(taken[:, :steps].T >= 0).tolist():
+            self._table.extend(self._lanes[int(lanes[slot, step])].held, int(taken[slot, step]))
         for slot in range(len(slots)):
             row = lanes[slot, :steps]
             edges = np.flatnonzero(np.diff(row, prepend=-2, append=-2))

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from spade_jax.errors import SamplerError
 
@@ -29,6 +29,7 @@ DELAY = 2
 """Rounds from the one that answers a coroutine to the one that admits what it asks next."""
 
 
+@runtime_checkable
 class Service(Protocol[Request]):
     """What serves the requests."""
 
@@ -135,13 +136,13 @@ class Scheduler(Generic[Request]):
                 await self._serve()
             while self._failed and self._elsewhere:  # no step of an environment is broken off
                 await self._change()
+            failed = next((task for task in tasks if _has_failed(task)), None)
         finally:
             self._running = False  # a coroutine that outlives its cancellation can ask nothing more
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             self._service.drop()
-        failed = next((task for task in tasks if _has_failed(task)), None)
         if failed is not None:
             failed.result()
         return [task.result() for task in tasks]
