@@ -21,7 +21,7 @@ from typing import Any, NoReturn, get_type_hints
 import tyro
 
 from models.errors import ModelError
-from spade_jax.config import Config
+from spade_jax.config import Config, RunConfig
 from spade_jax.errors import ConfigError, SpadeError
 from spade_jax.terminal import mute, visible
 
@@ -278,6 +278,9 @@ def _generate(arguments: list[str]) -> int:
     add("--tensor", type=_whole(1), default=1, metavar="N", help="devices that share the model")
     options = parser.read(arguments)
     options.stop = tuple(options.stop or ())
+    # Read when jax is imported; programs that were compiled before are found there.
+    kept = os.path.expanduser(RunConfig().compile_cache)
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", kept)
     from spade_jax.generate import Options, generate
 
     return generate(Options(**vars(options)))

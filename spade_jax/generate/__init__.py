@@ -5,11 +5,6 @@ read or anything is compiled. Tools, a server, and devices that each complete pr
 are not here.
 """
 
-from pathlib import Path
-
-import jax
-
-from spade_jax.config import RunConfig
 from spade_jax.errors import SpadeError
 from spade_jax.generate.batch import complete
 from spade_jax.generate.conversation import Conversation
@@ -34,9 +29,6 @@ def generate(options: Options) -> int:
         raise SpadeError("--stop '' is in every text; give a string that ends a completion")
     policy = Policy(options)
     check_params(policy.sampling(()))
-    cache = str(Path(RunConfig().compile_cache).expanduser())
-    if not jax.config.jax_compilation_cache_dir:  # pyright: ignore[reportAttributeAccessIssue]
-        jax.config.update("jax_compilation_cache_dir", cache)
     if options.prompts is None or options.out is None:
         return Conversation(policy, options).run()
     prompts = policy.read(options.prompts)

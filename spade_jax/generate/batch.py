@@ -26,7 +26,7 @@ PROGRESS_S = 10.0
 
 
 def complete(
-    policy: Policy, options: Options, prompts: list[Int[np.ndarray, " seq"]], out: Completions
+    policy: Policy, options: Options, prompts: list[Int[np.ndarray, "_"]], out: Completions
 ) -> int:
     """Complete all prompts, and write each completion in its place."""
     longest = max(map(len, prompts)) + options.max_tokens
@@ -68,7 +68,7 @@ class _Batch:
         self.num_tokens = 0
         self.num_failed = 0
 
-    async def run(self, prompts: list[Int[np.ndarray, " seq"]]) -> None:
+    async def run(self, prompts: list[Int[np.ndarray, "_"]]) -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._stop)
         try:

@@ -98,7 +98,7 @@ class Policy:
             stop_strings=tuple(stop),
         )
 
-    def read(self, path: Path) -> list[Int[np.ndarray, " seq"]]:
+    def read(self, path: Path) -> list[Int[np.ndarray, "_"]]:
         """The token ids of every prompt in a file.
 
         Raises:
