@@ -10,10 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-from models import layout, transformer
-from models.execution import PLAIN
-from models.sharding import build_mesh
 from samplers import (
     CONFIG,
     MODEL,
@@ -28,6 +24,10 @@ from samplers import (
     sampling,
     scores,
 )
+
+from models import layout, transformer
+from models.execution import PLAIN
+from models.sharding import build_mesh
 from spade_jax.config import EngineConfig
 from spade_jax.errors import SamplerError
 from spade_jax.rollout.engine import Engine
