@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Integer
 
 
 class Role(enum.StrEnum):
@@ -93,7 +93,7 @@ class Trajectory:
     policy_version: int  # optimiser steps behind the weights that sampled it
     temperature: float  # the sampling temperature the log-probabilities belong to
     # the experts of every token, for replay; the last token has no choice yet, and any will do
-    routing: Int[np.ndarray, "seq layers chosen"] | None = None
+    routing: Integer[np.ndarray, "seq layers chosen"] | None = None
 
 
 @dataclass(frozen=True)
@@ -317,7 +317,7 @@ class Completion:
     policy_version: int
     forced: Bool[np.ndarray, " seq"] | None = None  # ids that closed the thinking block; None: none
     # the experts of the whole sequence, prompt included, up to the token before the last
-    routing: Int[np.ndarray, "known layers chosen"] | None = None
+    routing: Integer[np.ndarray, "known layers chosen"] | None = None
 
 
 def to_json(value: Any) -> Any:

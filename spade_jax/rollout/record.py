@@ -3,7 +3,7 @@ trained on (decision 1).
 """
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Integer
 
 from spade_jax.types import Completion, Trajectory
 
@@ -72,7 +72,7 @@ class Recorder:
             routing=self._routing_to(end),
         )
 
-    def _routing_to(self, end: int) -> Int[np.ndarray, "seq layers chosen"] | None:
+    def _routing_to(self, end: int) -> Integer[np.ndarray, "seq layers chosen"] | None:
         """The experts of the first `end` tokens; the last one's are not known and stand for any."""
         if not self._routing:
             return None

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from jaxtyping import Int, UInt32
+from jaxtyping import Integer, UInt32
 
 from spade_jax.types import SamplingParams, Stop
 
@@ -41,7 +41,7 @@ class Request:
     close_thinking: bool = False  # the budget is spent: closing ids are to be appended
     pages: tuple[int, ...] = ()  # when finished: where its keys were
     num_known: int = 0  # tokens whose keys were there
-    routing: Int[np.ndarray, "known layers chosen"] | None = None
+    routing: Integer[np.ndarray, "known layers chosen"] | None = None
 
     def __post_init__(self) -> None:
         self.num_prompt = len(self.tokens)
@@ -130,12 +130,13 @@ class Request:
         thinking = self.params.thinking
         if not self.params.thinking_tokens or thinking is None or any(self.forced):
             return None  # a block is closed once: what opens later is the policy's own affair
+        start = None  # opening an open block again gains nothing
         for index in range(length - 1, -1, -1):
             if self.tokens[index] == thinking.close_id:
-                return None
+                break
             if self.tokens[index] == thinking.open_id:
-                return index + 1
-        return None
+                start = index + 1
+        return start
 
     def _thinking_spent(self, before: int) -> int | None:
         """Length at which a thinking block has spent its budget, of the tokens behind `before`."""
@@ -145,7 +146,7 @@ class Request:
         for index in range(before, len(self.tokens)):
             if self.tokens[index] == thinking.close_id:
                 start = None
-            elif self.tokens[index] == thinking.open_id:
+            elif self.tokens[index] == thinking.open_id and start is None:
                 start = index + 1
             budget = self.params.thinking_tokens
             if budget and start is not None and index + 1 - max(start, self.num_prompt) >= budget:

@@ -222,7 +222,7 @@ class Rounds:
             key = tuple(request.tokens)
             leader = self._leaders.get(key)
             if leader is not None and len(leader.followers) + 1 >= self._config.slots:
-                leader = None
+                break  # no more can be drawn behind one prompt; the next round finds its pages
             opened = self._open(request, leader)
             if opened is None:
                 break
@@ -314,7 +314,8 @@ class Rounds:
         touched: dict[int, Lane] = {}
         for call, (tokens, logprobs, untruncated) in zip(plan.calls, results.drawn, strict=True):
             for row, (_, lane) in enumerate(call.ends):
-                self._take(lane, [tokens[row]], [logprobs[row]], [untruncated[row]])
+                first = (x[row : row + 1].tolist() for x in (tokens, logprobs, untruncated))
+                self._take(lane, *first)
                 touched[lane.index] = lane
         if results.decoded is not None:
             for lane in self._take_decoded(*results.decoded):
