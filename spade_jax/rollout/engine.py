@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 class Decoder(Protocol):
     """What stop strings need of a tokenizer."""
 
-    def decode(self, tokens: Sequence[int]) -> str: ...
+    def decode(self, tokens: Sequence[int], /) -> str: ...
 
 
 class Engine:
