@@ -38,22 +38,6 @@ def attend(
     return zero_padding(output, segment_ids)
 
 
-def attend_last(
-    query: Float[Array, "rows seq heads head_dim"],
-    key: Float[Array, "rows keys kv_heads head_dim"],
-    value: Float[Array, "rows keys kv_heads head_dim"],
-    live: Bool[Array, "rows keys"],
-    *,
-    interpret: bool = False,
-) -> Float[Array, "rows seq heads head_dim"]:
-    """Attend causally from the queries of the last `seq` keys; none sees a key that is not live.
-
-    The key of each query itself must be live.
-    """
-    ids = live.astype(jnp.int32)
-    return _attend(query, key, value, jnp.ones(query.shape[:2], jnp.int32), ids, interpret)
-
-
 def _attend(
     query: Array, key: Array, value: Array, query_ids: Array, key_ids: Array, interpret: bool
 ) -> Array:
