@@ -23,6 +23,7 @@ from models.execution import AttentionBackend
 from models.layers import RMSNorm, fan_in, normal, rotate, zeros
 from models.sharding import ROW_AXES, split_rows
 
+
 class Attention(nnx.Module):
     """The projections around attention."""
 

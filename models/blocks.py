@@ -185,7 +185,7 @@ def run_cached(
         return x, routing, _Pages(written[0], written[1], chosen)
 
     if isinstance(cache.keys, tuple):
-        chosen: Any = cache.chosen or (None,) * len(cache.keys)
+        chosen = cache.chosen or (None,) * len(cache.keys)
         layers, routings = [], []
         for index, parts in enumerate(zip(cache.keys, cache.values, chosen, strict=True)):
             pages = _Pages(*parts)

@@ -5,8 +5,8 @@
 
 Layers follow the layout of the weights: a tuple of arrays, or one array with the layers in front,
 which is donated and updated in place. How keys and values lie within a page is the choice of the
-attention back-end (`models.paged`, and the kernels' modules). Who owns a page, who shares it and when it is free is the
-business of the host; nothing of it is here.
+attention back-end (`models.paged` and its kernels). Who owns a page, who shares it and when it is
+free is the business of the host; nothing of it is here.
 """
 
 from typing import Any, NamedTuple
@@ -21,18 +21,15 @@ from models.config import TransformerConfig
 from models.errors import ModelError
 from models.execution import PLAIN, AttentionBackend, Execution
 
-Layer = Float[Array, "pages _ _ _"]
-Stack = Float[Array, "layers pages _ _ _"]
-Choices = UInt[Array, "pages page_tokens chosen"]
-ChoicesStack = UInt[Array, "layers pages page_tokens chosen"]
-
 
 class Cache(NamedTuple):
-    """Keys (rotated) and values of every layer, and the experts its router chose if asked for."""
+    """Keys (rotated) and values of every layer, and the experts its router chose if asked for: of
+    each a tuple with an entry for every layer, or a stack of them.
+    """
 
-    keys: tuple[Layer, ...] | Stack  # and values, where these have no array of their own
-    values: tuple[Layer | None, ...] | Stack | None
-    chosen: tuple[Choices, ...] | ChoicesStack | None = None
+    keys: Any  # of [pages, ...]; values as well, where these have no array of their own
+    values: Any  # the same, or None
+    chosen: Any = None  # unsigned integers [pages, page_tokens, chosen], or None
 
 
 def init_cache(

@@ -1,8 +1,8 @@
 """Attention over the pages of a cache without a kernel: each query sees the keys of its row's pages
 up to its own position.
 
-    keys     [pages, kv_heads, head_dim, page_tokens]    turned, so that a query times a page is a
-    values   [pages, kv_heads, page_tokens, head_dim]    product of rows, as weights times values are
+    keys     [pages, kv_heads, head_dim, page_tokens]    turned, so that a query times a page adds
+    values   [pages, kv_heads, page_tokens, head_dim]    up rows, as weights times values do
 
 A platform takes the way that suits it. To decode, a CPU works through the pages that are in use,
 some at a time, whatever rows they belong to, and joins the parts of each row at the end: no row
@@ -160,9 +160,9 @@ def _each_row(tile: Array, keys: Array, values: Array, table: Array, last: Array
 def _ragged(tile: Array, keys: Array, values: Array, table: Array, last: Array) -> Array:
     """Take the pages in use one after another, for one query a row.
 
-        row 0 uses 2 pages, row 1 none, row 2 three      item   0 1 2 3 4
-                                                         row    0 0 2 2 2
-                                                         column 0 1 0 1 2
+    row 0 uses 2 pages, row 1 none, row 2 three      item   0 1 2 3 4
+                                                     row    0 0 2 2 2
+                                                     column 0 1 0 1 2
     """
     rows, columns = table.shape
     page_tokens = keys.shape[3]
@@ -188,9 +188,7 @@ def _ragged(tile: Array, keys: Array, values: Array, table: Array, last: Array) 
         sums = _product("ikqc,ikcd->ikqd", weights, values[cut(page)])
         new = peak, jnp.sum(weights, axis=-1), sums
         update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
-        peaks, totals, sums = (
-            update(x, y, index * chunk) for x, y in zip(parts, new, strict=True)
-        )
+        peaks, totals, sums = (update(x, y, index * chunk) for x, y in zip(parts, new, strict=True))
         return peaks, totals, sums
 
     shape = (item.shape[0], *tile.shape[1:])

@@ -1,5 +1,5 @@
-"""Attention over the pages of a cache on TPU: jax's ragged paged attention, to decode and for pieces
-of prompts alike.
+"""Attention over the pages of a cache on TPU: jax's ragged paged attention, for decoding and for
+pieces of prompts alike.
 
     keys    [pages, page_tokens, (key 0, value 0, key 1, value 1, ...), head_dim]
 
@@ -9,7 +9,6 @@ lanes, in numbers that fill tiles: what is missing is zeros, in the cache and in
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 from jaxtyping import Array, Float, Int

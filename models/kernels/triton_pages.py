@@ -1,14 +1,13 @@
-"""Attention over the pages of a cache on NVIDIA GPUs: jax's paged attention to decode, and without a
+"""Attention over the pages of a cache on NVIDIA GPUs: jax's paged attention for decoding, and no
 kernel for pieces of prompts.
 
     keys, values    [pages, kv_heads, page_tokens, head_dim]
 
-The kernel wants the pages of a head side by side. They are not, so it is told of one head only, with
-each page of each head as a page, and every row as often as there are heads: nothing is copied.
+The kernel wants the pages of a head side by side. They are not, so it is told of one head only,
+with each page of each head as a page, and every row as often as there are heads: nothing is copied.
 Triton's blocks are powers of two, so a page is one and a head is padded to one in the cache.
 """
 
-import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.gpu import paged_attention
 from jaxtyping import Array, Float, Int

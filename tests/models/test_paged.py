@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import tpu as pltpu
 
 from models import kernels, paged
 from models.cache import places
 from models.errors import ModelError
+from models.kernels import ragged_pages
 
 
 def dense(query, key, value, last):
@@ -26,7 +26,9 @@ def dense(query, key, value, last):
 class Situation:
     """Six rows, their keys and values in pages here and there that held something else before."""
 
-    def __init__(self, backend, seq, page_tokens, width, heads=6, kv_heads=2, dim=8, dtype="float32"):
+    def __init__(
+        self, backend, seq, page_tokens, width, heads=6, kv_heads=2, dim=8, dtype="float32"
+    ):
         rng = np.random.default_rng(seq * 100 + page_tokens)
         rows, context = 6, page_tokens * width
 
@@ -50,12 +52,16 @@ class Situation:
         ]
         ends = self.last.max(axis=1, keepdims=True)
         positions = jnp.arange(context, dtype=jnp.int32)[None]
-        where = places(self.table, jnp.where(positions <= ends, positions, -1), num_pages, page_tokens)
+        where = places(
+            self.table, jnp.where(positions <= ends, positions, -1), num_pages, page_tokens
+        )
         self.keys, self.values = self.module.write(*before, self.key, self.value, where)
 
-    def attend(self, **options):
+    def attend(self, jit=True, **options):
         function = functools.partial(self.module.attend, kv_heads=self.kv_heads, **options)
-        return jax.jit(function)(self.query, self.keys, self.values, self.table, self.last)
+        return (jax.jit(function) if jit else function)(
+            self.query, self.keys, self.values, self.table, self.last
+        )
 
     def expected(self):
         wide = (x.astype(jnp.float32) for x in (self.query, self.key, self.value))
@@ -112,25 +118,52 @@ def test_the_kernel_of_a_gpu(seq, page_tokens, width, heads, kv_heads, dim, dtyp
         made.check(made.attend(interpret=True))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    ("seq", "page_tokens", "width", "heads", "kv_heads", "dim"),
+    ("seq", "page_tokens", "width", "heads", "kv_heads", "dim", "dtype"),
     [
-        (1, 16, 5, 8, 2, 128),
-        (1, 64, 2, 8, 4, 128),
-        (1, 16, 3, 6, 3, 24),  # three heads are padded to four, and each of them to 128 numbers
-        (6, 16, 5, 8, 2, 128),
-        (40, 32, 3, 4, 1, 128),
+        (1, 64, 2, 8, 4, 128, "bfloat16"),
+        (1, 16, 3, 6, 3, 24, "float32"),  # padded to four heads of 128 numbers
+        (6, 16, 5, 8, 2, 128, "float32"),
+        (40, 32, 3, 4, 1, 128, "bfloat16"),
     ],
 )
-def test_the_kernel_of_a_tpu(seq, page_tokens, width, heads, kv_heads, dim, dtype):
-    with (
-        jax.numpy_dtype_promotion("standard"),
-        jax.numpy_rank_promotion("allow"),
-        pltpu.force_tpu_interpret_mode(),
-    ):
+def test_what_the_kernel_of_a_tpu_is_given(
+    monkeypatch, seq, page_tokens, width, heads, kv_heads, dim, dtype
+):
+    """Neither of jax's interpreters takes the kernel, so its own reference stands in for it."""
+
+    def reference(*inputs, num_kv_pages_per_block, num_queries_per_block, **options):
+        blocks = num_kv_pages_per_block, num_queries_per_block
+        for check in (kernel.static_validate_inputs, kernel.dynamic_validate_inputs):
+            check(
+                *inputs,
+                **options,
+                num_kv_pages_per_block=blocks[0],
+                num_queries_per_block=blocks[1],
+            )
+        kernel.get_min_heads_per_blk(
+            *(x.shape[-2] for x in inputs[:2]), *(x.dtype for x in inputs[:2])
+        )
+        return kernel.ref_ragged_paged_attention(*inputs, **options)
+
+    kernel = ragged_pages.kernel
+    monkeypatch.setattr(kernel, "ragged_paged_attention", reference)
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         made = Situation("splash", seq, page_tokens, width, heads, kv_heads, dim, dtype)
-        made.check(made.attend())
+        made.check(made.attend(jit=False))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("seq", [1, 32])
+def test_the_kernel_of_a_gpu_lowers_without_one(monkeypatch, dtype, seq):
+    """That of a TPU asks which TPU it is for: benchmarks/aot.py tells it, and compiles both."""
+    monkeypatch.setattr(jax, "devices", lambda *_: [])
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        made = Situation("cudnn", seq, 32, 4, 8, 4, 128, dtype)
+        attend = jax.jit(functools.partial(made.module.attend, kv_heads=4))
+        inputs = made.query, made.keys, made.values, made.table, made.last
+        text = attend.trace(*inputs).lower(lowering_platforms=("cuda",)).as_text()
+    assert ("__gpu$xla.gpu.triton" in text) == (seq == 1)
 
 
 @pytest.mark.parametrize("seq", [1, 4])
