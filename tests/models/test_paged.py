@@ -1,4 +1,4 @@
-"""Attention over pages, with and without kernels, against a dense softmax; kernels are interpreted."""
+"""Attention over pages, with kernels (interpreted) and without, against a dense softmax."""
 
 import functools
 
@@ -64,8 +64,8 @@ class Situation:
         )
 
     def expected(self):
-        wide = (x.astype(jnp.float32) for x in (self.query, self.key, self.value))
-        return dense(*wide, self.last)
+        query, key, value = (x.astype(jnp.float32) for x in (self.query, self.key, self.value))
+        return dense(query, key, value, self.last)
 
     def check(self, got):
         half = self.query.dtype == jnp.bfloat16
@@ -176,5 +176,5 @@ def test_pages_that_are_not_there_yet_may_be_any_number(seq):
 
 
 def test_a_page_that_triton_cannot_take_is_refused():
-    with pytest.raises(ModelError, match="48 tokens; execution.attention=cudnn takes a power"):
+    with pytest.raises(ModelError, match=r"48 tokens; execution\.attention=cudnn takes"):
         kernels.paged("cudnn").shapes(4, 48, 2, 64)
