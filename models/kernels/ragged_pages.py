@@ -18,8 +18,9 @@ from models.kernels.tiles import round_up
 
 HEADS_AXIS, TOKENS_AXIS = 2, 1
 LANES = 128
-STEP_BYTES = 2**22  # of keys and values in one step of the kernel, which holds two in fast memory
 QUERY_BLOCK = 32
+STEP_TOKENS = 1024  # keys in one step of the kernel: its scores of a block of queries are in VMEM,
+STEP_BYTES = 2**21  # and twice the keys and values of a step
 
 
 def shapes(
@@ -74,7 +75,8 @@ def attend(
         row = jnp.sum(place[:, None] >= starts[None, 1:], axis=1, dtype=jnp.int32)
         row = jnp.minimum(row, rows - 1)
         tokens = tokens[row * seq + jnp.minimum(place - starts[row], seq - 1)]
-    step = STEP_BYTES // (page_tokens * combined * padded * keys.dtype.itemsize)
+    page_bytes = page_tokens * combined * padded * keys.dtype.itemsize
+    step = min(STEP_TOKENS // page_tokens, STEP_BYTES // page_bytes)
     output = kernel.ragged_paged_attention(
         tokens,
         keys,

@@ -61,13 +61,13 @@ def filled(cache: Cache, seed: int, value: float | None = None) -> Any:
 
 
 def test_writes_by_hand():
-    cached = [jnp.zeros(shape) for shape in paged.shapes(4, 2, 1, 1)]  # four pages of two tokens
+    shapes = paged.shapes(4, 2, 1, 1)  # four pages of two tokens
     table = jnp.array([[2, 0], [3, -1]], jnp.int32)
     positions = jnp.array([[0, 3, -1], [1, 2, 4]], jnp.int32)
     new = jnp.arange(1.0, 7.0).reshape(2, 3, 1, 1)
     where = places(table, positions, 4, 2)
     assert where.pages.tolist() == [[2, 0, 4], [3, 4, 4]]  # 4: padding, no page, past the table
-    keys, values = paged.write(*cached, new, -new, where)
+    keys, values = paged.write(*map(jnp.zeros, shapes), new, -new, where)
     assert keys[:, 0, 0].tolist() == [[0, 2], [0, 0], [1, 0], [0, 4]]
     assert np.array_equal(values[:, 0, :, 0], -keys[:, 0, 0])
 
