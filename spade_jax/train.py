@@ -227,9 +227,7 @@ def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
             "assets/tiny"
         )
     folder = RunFolder(config.run.dir)
-    if config.run.compile_cache and not jax.config.jax_compilation_cache_dir:
-        where = str(Path(config.run.compile_cache).expanduser())
-        jax.config.update("jax_compilation_cache_dir", where)
+    keep_compiled(config.run.compile_cache)
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.locked())
         _check_folder(folder, config, resume=resume)
@@ -273,6 +271,13 @@ def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
             Phases(),
             view,
         )
+
+
+def keep_compiled(folder: str) -> None:
+    """Let jax keep compiled programs in a folder, unless it was told one; empty: nowhere."""
+    name = "jax_compilation_cache_dir"
+    if folder and not jax.config.values[name]:
+        jax.config.update(name, str(Path(folder).expanduser()))
 
 
 def make_stage(

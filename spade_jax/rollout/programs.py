@@ -267,19 +267,17 @@ def decode(
         used = used + (taken >= 0).sum(dtype=jnp.int32)
         return step + 1, slots, first, used, state, decoded
 
-    shape = (num_slots, max_steps)
-    blank = Decoded(
-        jnp.full(shape, -1, jnp.int32),
-        jnp.zeros(shape, jnp.int32),
-        jnp.zeros(shape, jnp.float32),
-        jnp.zeros(shape, jnp.float32),
-        jnp.full(shape, -1, jnp.int32),
-        slots,
-        jnp.int32(0),
-    )
-    carry = (jnp.int32(0), slots, first, jnp.int32(0), state, blank)
+    carry = (jnp.int32(0), slots, first, jnp.int32(0), state, _nothing(num_slots, max_steps))
     step, slots, _, _, state, decoded = jax.lax.while_loop(go_on, body, carry)
     return state, decoded._replace(slots=slots, num_steps=step)
+
+
+def _nothing(num_slots: int, max_steps: int) -> Decoded:
+    """A run before its first step."""
+    shape = (num_slots, max_steps)
+    none, zeros = jnp.full(shape, -1, jnp.int32), jnp.zeros(shape, jnp.float32)
+    slots = jnp.full(num_slots, -1, jnp.int32)
+    return Decoded(none, none, zeros, zeros, none, slots, jnp.int32(0))
 
 
 def _stops(drawn: Drawn, stop_ids: Int[Array, "rows stops"]) -> Bool[Array, " rows"]:
@@ -337,7 +335,8 @@ class Programs:
 
     def shapes(self, program: Program) -> Any:
         """Shapes of a program's inputs besides weights and state; the host fills arrays like it."""
-        config, shape = self._config, jax.ShapeDtypeStruct
+        config = self._config
+        shape: Any = jax.ShapeDtypeStruct  # stands in for the array
         slots, ints = config.slots, jnp.int32
         pages = shape((slots, config.pages_per_row), ints)
         if program.kind == "place":

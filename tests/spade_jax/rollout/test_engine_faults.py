@@ -1,4 +1,4 @@
-"""What goes wrong around the engine ends cleanly: pages come back, the rest goes on, and it is said."""
+"""What goes wrong around the engine ends cleanly: pages come back, and the rest goes on."""
 
 import asyncio
 import dataclasses

@@ -182,7 +182,7 @@ def test_bad_requests_are_refused(engine):
     scarce = Engine(MODEL, dataclasses.replace(CONFIG, kv_tokens=40), one_device())
     scarce._leaves = ()
     refuse(
-        r"max_tokens=40 may come to 45, but the cache holds 40 in 5 pages of 8; raise engine.kv_tokens",
+        "max_tokens=40 may come to 45, but the cache holds 40 in 5 pages of 8; raise",
         good,
         sampling(40),
         scarce,
