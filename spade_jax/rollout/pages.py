@@ -104,8 +104,8 @@ class PageTable:
                 held.nodes.append(source)
                 held.length += same
             else:
+                # Copies of one round are made at once: until then the new page is no source itself.
                 copy = (source, self._begin(held, rest[:same]))
-                self._computed[copy[1]] = same
         # What is shared may still be under work, which is then ahead of this sequence's own.
         hit = held.computed = held.length
         self.write(held, tokens[hit:])

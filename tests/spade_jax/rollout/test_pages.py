@@ -55,6 +55,18 @@ def test_equal_beginnings_share_full_pages_and_copy_the_partial_one():
     assert third.hit == 6
 
 
+def test_copies_of_one_round_come_from_pages_that_are_there():
+    """They are made at once, so none may come from a page that another one is about to fill."""
+    table = PageTable(8, 4)
+    filled(table, [1, 2, 3])
+    first, second = opened(table, [1, 2, 8]), opened(table, [1, 2, 9])
+    assert first.copy is not None and second.copy is not None
+    assert first.copy[0] == second.copy[0] not in (*first.held.pages, *second.held.pages)
+    table.compute(first.held, 3)
+    third = opened(table, [1, 2, 8, 4])
+    assert third.copy is not None and third.copy[0] == first.held.pages[0] and third.hit == 3
+
+
 def test_the_last_token_is_left_to_compute():
     table = PageTable(8, 4)
     filled(table, [1, 2, 3, 4, 5, 6, 7, 8])
