@@ -88,6 +88,21 @@ def test_equals_naive_sampling_with_more_requests_than_lanes(engine):
     assert engine.num_held_pages == 0
 
 
+def test_requests_that_copy_from_one_page_in_one_round(engine):
+    start = prompt(1, 22)  # two pages, and six tokens in a third
+    run(engine, (start, sampling(2), 0))
+    cases = [
+        (np.append(start[: 21 - i], np.int32((start[21 - i] + 1) % 64)), sampling(6), i)
+        for i in range(4)
+    ]
+    engine.stats()
+    completions = run(engine, *cases)
+    assert engine.stats().prefix_hit_tokens == sum(len(tokens) - 1 for tokens, _, _ in cases)
+    for (tokens, params, seed), completion in zip(cases, completions, strict=True):
+        assert completion.tokens.tolist() == naive(tokens, params, seed)
+        assert_teacher_forced(tokens, completion, 1.0)
+
+
 def test_truncated_requests_beside_others(engine):
     options = ({"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.2}, {}, {"top_k": 5, "top_p": 0.9})
     cases = [(prompt(i, 10), sampling(8, **each), i) for i, each in enumerate(options)]
