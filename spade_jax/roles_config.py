@@ -91,6 +91,8 @@ class AgentConfig(Section):
     plays: int = 4  # plays of each instance in each arm: one group
     max_observation_tokens: int = 200  # a longer observation ends the episode as TOKEN_LIMIT
     thinking: bool = False  # think before each action, where the chat template can
+    # tool tasks: no loss on a completion that tried to call tools, if none of its calls can be read
+    mask_malformed_calls: bool = False
 
     def __post_init__(self) -> None:
         require(self.temperature >= 0, "agent.temperature", self.temperature, "0 or more")

@@ -165,11 +165,13 @@ def _positive(value: float | None) -> float | None:
 
 def agent_groups(reward: RewardConfig, episodes: Sequence[Episode]) -> tuple[list[Group], int]:
     """Unhinted, scored episodes by instance or by environment; groups without contrast teach
-    nothing and are only counted.
+    nothing and are only counted, as are those with nothing left to train on.
+
+    An episode that may not be trained on keeps its influence on the others' advantages.
     """
     members: dict[str, list[Episode]] = {}
     for episode in episodes:
-        if _trains(episode):
+        if _counts(episode):
             key = episode.environment_id
             if reward.agent_group == "environment_seed":
                 key = f"{key}/{episode.seed}"
@@ -177,19 +179,29 @@ def agent_groups(reward: RewardConfig, episodes: Sequence[Episode]) -> tuple[lis
     groups, zero_variance = [], 0
     for key, group in members.items():
         rewards = np.asarray([episode.episode_return for episode in group], np.float32)
-        if not has_contrast(rewards):
+        advantages = group_advantages(rewards, reward.agent_norm)
+        kept = [index for index, episode in enumerate(group) if trains(reward, episode)]
+        if not has_contrast(rewards) or not kept:
             zero_variance += 1
             continue
-        trajectories = tuple(e.trajectory for e in group if e.trajectory is not None)
-        advantages = group_advantages(rewards, reward.agent_norm)
-        groups.append(Group(Role.AGENT, key, trajectories, rewards, advantages))
+        found = (group[index].trajectory for index in kept)
+        trajectories = tuple(trajectory for trajectory in found if trajectory is not None)
+        groups.append(Group(Role.AGENT, key, trajectories, rewards[kept], advantages[kept]))
     return groups, zero_variance
 
 
-def _trains(episode: Episode) -> bool:
+def _counts(episode: Episode) -> bool:
     return (
         episode.arm is Arm.UNHINTED and not episode.outcome.void and episode.trajectory is not None
     )
+
+
+def trains(reward: RewardConfig, episode: Episode) -> bool:
+    """Whether an episode's own tokens are trained on, if its group has contrast."""
+    if episode.trajectory is None or not _counts(episode):
+        return False
+    filtered = reward.compact_filter and episode.outcome.cut
+    return not filtered and bool(episode.trajectory.loss_mask.any())
 
 
 def judge(config: Config, due: Sequence[Pending], moving: dict[str, Tracker]) -> Judged:
@@ -283,7 +295,7 @@ def balance(
     if config.reward.designer_scale == "role_weight":
         weights = {Role.AGENT: 1.0, Role.DESIGNER: config.learner.designer_weight}
         return agents + judged.groups, weights, None
-    num_agent, num_designer = sum(map(_trains, episodes)), len(judged.rewards)
+    num_agent, num_designer = sum(map(_counts, episodes)), len(judged.rewards)
     scale = reference_scale(num_agent, num_designer, config.run.cycle_steps)
     designs = [replace(group, advantages=group.advantages * scale) for group in judged.groups]
     every = max(1, num_agent + num_designer)

@@ -54,6 +54,11 @@ class Outcome(enum.StrEnum):
         return self not in _SCORED
 
     @property
+    def cut(self) -> bool:
+        """Whether a limit ended the episode: of turns, of tokens, or the environment's own."""
+        return not self.void and self is not Outcome.FINISHED
+
+    @property
     def program_fault(self) -> bool:
         """Whether the program itself broke the episode, which its author answers for."""
         return self.void and self not in (Outcome.INFRASTRUCTURE, Outcome.SAMPLER_ERROR)

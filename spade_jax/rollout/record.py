@@ -18,6 +18,7 @@ class Recorder:
         self._turns: list[int] = []
         self._turn = 0
         self._version: int | None = None
+        self._end = 0  # behind the last sampled token
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -31,22 +32,23 @@ class Recorder:
         """Append text of ours or of the environment; it belongs to the turn that answers it."""
         self._extend(ids.tolist(), [0.0] * len(ids), sampled=False)
 
-    def add_completion(self, completion: Completion) -> None:
-        """Append what the policy sampled and close the turn."""
+    def add_completion(self, completion: Completion, *, trained: bool = True) -> None:
+        """Append what the policy sampled and close the turn; without `trained` it has no loss."""
         if self._version is not None and completion.policy_version != self._version:
             raise ValueError(
                 f"one trajectory sampled by policy versions {self._version} and "
                 f"{completion.policy_version}"
             )
         self._version = completion.policy_version
-        self._extend(completion.tokens.tolist(), completion.logprobs.tolist(), sampled=True)
+        self._extend(completion.tokens.tolist(), completion.logprobs.tolist(), sampled=trained)
+        self._end = len(self._tokens)
         self._turn += 1
 
     def build(self, temperature: float) -> Trajectory | None:
         """The finished record up to the last sampled token, or None when nothing was sampled."""
         if self._version is None:
             return None
-        end = max(index for index, sampled in enumerate(self._mask) if sampled) + 1
+        end = self._end
         return Trajectory(
             tokens=np.asarray(self._tokens[:end], np.int32),
             loss_mask=np.asarray(self._mask[:end], bool),
