@@ -296,6 +296,31 @@ def test_agent_groups_by_instance_or_by_environment():
     assert group.advantages.tolist() == [0.75, -0.25, -0.25, -0.25]
 
 
+@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome.cut])
+def test_the_compact_filter_keeps_a_cut_episode_in_the_mean_alone(outcome):
+    played = episodes([[1.0, 0.0, 0.0]])
+    played[2] = replace(played[2], outcome=outcome)
+    off, on = (
+        scoring.agent_groups(RewardConfig(agent_norm="mean", compact_filter=filtered), played)[0][0]
+        for filtered in (False, True)
+    )
+    assert off.advantages.tolist() == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+    assert on.advantages.tolist() == pytest.approx([2 / 3, -1 / 3])
+    assert on.trajectories == off.trajectories[:2] and on.rewards.tolist() == [1.0, 0.0]
+    # nothing is left of a group whose episodes were all cut
+    cut = [replace(episode, outcome=outcome) for episode in played]
+    found = scoring.agent_groups(RewardConfig(compact_filter=True), cut)
+    assert found == ([], 1)
+
+
+def test_an_episode_without_loss_counts_in_its_group():
+    played = episodes([[1.0, 0.0]])
+    blank = make_trajectory(loss_mask=np.zeros(5, bool))
+    played[1] = replace(played[1], trajectory=blank)
+    (group,), _ = scoring.agent_groups(RewardConfig(agent_norm="mean"), played)
+    assert group.advantages.tolist() == [0.5] and len(group.trajectories) == 1
+
+
 def test_roles_are_balanced_by_weight_or_as_in_the_reference():
     played = episodes([[1.0, 0.0], [0.0, 0.0]]) + episodes([[0.0] * 4], 1)
     agents, _ = scoring.agent_groups(RewardConfig(), played)
