@@ -126,13 +126,16 @@ def _fit_tokenizer(config: Config, corpus: Corpus) -> Tokenizer:
     """
     rng = random.Random(f"tokenizer/{config.run.seed}")
     texts = [
-        part
-        for _ in range(TOKENIZER_PROGRAMS)
-        for part in _texts(ground(rng, corpus, config.designer.document_words))
+        part for _ in range(TOKENIZER_PROGRAMS) for part in _texts(_grounded(rng, corpus, config))
     ]
     texts += [corpus[rng.randrange(len(corpus))].text for _ in range(TOKENIZER_DOCUMENTS)]
     words = _offered(config, corpus)[: config.warmstart.words]
     return fit_tokenizer(texts, config.model.vocab_size, words)
+
+
+def _grounded(rng: random.Random, corpus: Corpus, config: Config) -> Grounded:
+    designer = config.designer
+    return ground(rng, corpus, designer.document_words, skills=designer.skills)
 
 
 def _offered(config: Config, corpus: Corpus) -> list[str]:
@@ -159,6 +162,7 @@ async def _plays(config: Config, corpus: Corpus, chat: Chat) -> list[Example]:
             config.designer.document_words,
             config.agent.max_turns,
             config.warmstart.plays,
+            config.designer.skills,
         )
         return [example async for example in made]
 
@@ -169,10 +173,12 @@ def _batches(
     """Endless lists of examples that together fill `warmstart.rows` rows: the copy exercises of the
     first steps, then the mixture of all kinds.
     """
-    seed, settings = config.run.seed, config.warmstart
+    seed, settings, designer = config.run.seed, config.warmstart, config.designer
     copies = copy_examples(seed, _offered(config, corpus), chat)
     sources = {
-        "text": text_examples(seed, corpus, chat, config.designer.document_words, config.memory),
+        "text": text_examples(
+            seed, corpus, chat, designer.document_words, config.memory, designer.skills
+        ),
         "copy": copies,
         "play": _again(random.Random(f"batches/{seed}"), plays),
     }

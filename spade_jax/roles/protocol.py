@@ -9,9 +9,7 @@ thinking, since the program reads calls and answers itself (`envs.tool_calls`).
 Observations are untrusted: what does not look like the program's own base wrote it is plain text.
 """
 
-import json
 import re
-from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -44,6 +42,10 @@ class Speech(Protocol):
         """What is stepped; None when the completion holds nothing that could be."""
         ...
 
+    def write(self, thought: str, action: str) -> str:
+        """The text of a completion that thinks aloud and acts, as examples teach it."""
+        ...
+
     def reply(self, chat: Chat, completion: Ids, observation: str) -> Ids:
         """Answer a completion with the next observation."""
         ...
@@ -63,6 +65,9 @@ class Boxed:
 
     def action(self, completion: str) -> str | None:
         return parsing.action(completion)
+
+    def write(self, thought: str, action: str) -> str:
+        return f"{thought} \\boxed{{{action}}}"
 
     def reply(self, chat: Chat, completion: Ids, observation: str) -> Ids:
         return chat.reply(completion, observation)
@@ -85,6 +90,9 @@ class Tools:
 
     def action(self, completion: str) -> str | None:
         return tool_calls.outside_thinking(completion)
+
+    def write(self, thought: str, action: str) -> str:
+        return f"{thought} {action}"
 
     def reply(self, chat: Chat, completion: Ids, observation: str) -> Ids:
         if chat.template.tools is None:
@@ -130,11 +138,3 @@ def split_responses(observation: str) -> tuple[list[str], str]:
         results.append(found[1])
         observation = observation[found.end() :]
     return results, observation
-
-
-def calls_text(calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
-    """Calls as a completion writes them where the chat template has no form of its own."""
-    return "\n".join(
-        f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-        for name, arguments in calls
-    )
