@@ -24,7 +24,6 @@ from spade_jax.roles_config import (
     DesignerConfig,
     Difficulty,
     HintConfig,
-    JudgeConfig,
     MemoryConfig,
 )
 from spade_jax.settings import Section, check_fields, require
@@ -40,7 +39,6 @@ __all__ = [
     "EngineConfig",
     "EnvsConfig",
     "HintConfig",
-    "JudgeConfig",
     "LearnerConfig",
     "MemoryConfig",
     "MeshConfig",
@@ -150,7 +148,6 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     designer: DesignerConfig = field(default_factory=DesignerConfig)
     hint: HintConfig = field(default_factory=HintConfig)
-    judge: JudgeConfig = field(default_factory=JudgeConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
@@ -179,7 +176,6 @@ class Config:
         for name, section in (
             ("designer", self.designer),
             ("hint", self.hint),
-            *((("judge", self.judge),) if self.judge.enabled else ()),
             ("agent", self.agent),
         ):
             if section.max_tokens >= self.engine.context_tokens:

@@ -13,7 +13,7 @@ from spade_jax.envs.admit import admit
 from spade_jax.envs.hint_gates import admit_hint
 from spade_jax.envs.similarity import near_duplicate
 from spade_jax.errors import ConfigError, SamplerError
-from spade_jax.roles import designer, hints, judge, prompts, skills
+from spade_jax.roles import designer, hints, prompts, skills
 from spade_jax.roles.corpus import excerpt
 from spade_jax.rollout.keys import episode_key, named_rng, named_seed
 from spade_jax.stage import Stage
@@ -107,21 +107,7 @@ async def attempt(stage: Stage, request: designer.Request) -> Design:
     )
     if not verdict.admitted:
         return replace(draft, verdict=verdict)
-    draft = replace(draft, verdict=verdict)
-    if config.judge.enabled:
-        draft = await _judge(stage, draft, source.program)
-        if not draft.verdict.admitted:
-            return draft
-    return await _hint(stage, draft, source.program)
-
-
-async def _judge(stage: Stage, draft: Design, program: str) -> Design:
-    """Have the policy judge an admitted program."""
-    key = episode_key(stage.config.run.seed, f"judge/{draft.design_id}")
-    _, refusal = await judge.judge(stage.engine, stage.chat, stage.config.judge, program, key)
-    if refusal:
-        return _join(draft, _at_gate(Gate.JUDGE, refusal))
-    return _join(draft, Verdict(True, gates={Gate.JUDGE: GateResult.PASSED}))
+    return await _hint(stage, replace(draft, verdict=verdict), source.program)
 
 
 def _how(config: Config, design_id: str) -> dict[str, Any]:

@@ -81,20 +81,6 @@ class HintConfig(Section):
 
 
 @dataclass(frozen=True)
-class JudgeConfig(Section):
-    """Whether the policy judges that a program can be solved, after the mechanical gates."""
-
-    enabled: bool = False  # ask; what it does not accept is refused
-    temperature: float = 0.3  # sampling temperature
-    max_tokens: int = 512  # longest completion; a verdict that is cut off refuses
-    thinking: bool = False  # think first, where the chat template can
-
-    def __post_init__(self) -> None:
-        require(self.temperature >= 0, "judge.temperature", self.temperature, "0 or more")
-        require(self.max_tokens >= 1, "judge.max_tokens", self.max_tokens, "at least 1")
-
-
-@dataclass(frozen=True)
 class AgentConfig(Section):
     """How environments are played."""
 

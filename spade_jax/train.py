@@ -280,7 +280,7 @@ def make_stage(
             f"set --model.vocab-size {tokenizer.vocab_size}"
         )
     chat = Chat(tokenizer, choose(tokenizer, config.run.chat_template))
-    for section in (config.designer, config.hint, config.judge, config.agent):
+    for section in (config.designer, config.hint, config.agent):
         chat.with_thinking(section.thinking)  # refuses what the template cannot do
     logger.info("chat template %s, thinking %s", chat.template.name, chat.template.thinks)
     corpus = Corpus.load(config.corpus, config.run.seed)

@@ -163,7 +163,6 @@ class Gate(enum.StrEnum):
     NO_OP = "no_op"
     CONSTANT = "constant"
     RANDOM = "random"
-    JUDGE = "judge"  # the policy does not find that it can be solved
     HINT = "hint"
     HINT_LEAK = "hint_leak"
     HINT_COPY = "hint_copy"

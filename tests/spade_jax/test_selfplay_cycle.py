@@ -11,14 +11,7 @@ import pytest
 
 from models.tokenizer import train
 from spade_jax import designing, selfplay
-from spade_jax.config import (
-    AgentConfig,
-    Config,
-    DesignerConfig,
-    EngineConfig,
-    EnvsConfig,
-    JudgeConfig,
-)
+from spade_jax.config import AgentConfig, Config, DesignerConfig, EngineConfig, EnvsConfig
 from spade_jax.curriculum import Curriculum
 from spade_jax.envs.library import FAMILIES
 from spade_jax.envs.limits import Limits
@@ -28,7 +21,7 @@ from spade_jax.roles.corpus import Corpus
 from spade_jax.roles.memory import Memory
 from spade_jax.rollout.chat import Chat
 from spade_jax.stage import Stage
-from spade_jax.types import Arm, Completion, Document, Gate, GateResult, Role, Stop
+from spade_jax.types import Arm, Completion, Document, Role, Stop
 
 TERMS = ("amber", "basalt", "cobalt", "dolmen")
 DRAWS = {
@@ -44,7 +37,6 @@ class Reciter:
 
     def __init__(self, chat, hint=None):
         self.chat, self.hint, self.designs, self.prompts = chat, hint, 0, []
-        self.judgement = ""
 
     async def gather(self, coroutines):
         return [await coroutine for coroutine in coroutines]
@@ -65,8 +57,6 @@ class Reciter:
         if prompt.startswith("Write a hint"):
             draw = next(d for d in DRAWS.values() if d.program.strip() in prompt)
             return self.hint or draw.hint
-        if prompt.startswith("Below is a program"):
-            return self.judgement
         return "hm \\boxed{amber}"
 
 
@@ -134,19 +124,6 @@ def test_a_leaking_hint_is_rewritten_once_and_then_refused(stage):
     assert [d.verdict.gate for d in designs] == ["fence"] + ["hint"] * 5
     assert sum(prompt.startswith("Write a hint") for prompt in stage.engine.prompts) == 10
     assert stage.curriculum.environments == []
-
-
-@pytest.mark.parametrize(("says", "gate"), [("\\boxed{yes}", ""), ("it looks fine", "judge")])
-def test_the_judge_stands_between_admission_and_hint(stage, says, gate):
-    stage.config = replace(stage.config, judge=JudgeConfig(enabled=True, max_tokens=64))
-    stage.engine.judgement = says
-    designs = selfplay.design(stage, 0)
-    judged = [d for d in designs if Gate.JUDGE in d.verdict.gates]
-    assert len(judged) == 5 and {d.verdict.gates[Gate.JUDGE] for d in judged} == {
-        GateResult.REFUSED if gate else GateResult.PASSED
-    }
-    asked = [prompt for prompt in stage.engine.prompts if prompt.startswith("Write a hint")]
-    assert [d.verdict.gate for d in designs[:2]] == ["fence", gate] and bool(asked) != bool(gate)
 
 
 def test_without_an_admission_the_last_environments_stay(stage):
