@@ -70,10 +70,11 @@ async def _turns(
     turns: list[Turn],
 ) -> tuple[Outcome, float | None, str]:
     """The turn loop: observation → completion → action → step. Appends to `record` and `turns`."""
-    hint = plan.environment.hint if plan.arm is Arm.HINTED else None
+    known = plan.environment.hint_for(plan.seed)
+    hint = known if plan.arm is Arm.HINTED else None
     observation = instance.observation
     piece = chat.open(prompts.first_observation(observation, hint))
-    hinted_piece = chat.open(prompts.first_observation(observation, plan.environment.hint))
+    hinted_piece = chat.open(prompts.first_observation(observation, known))
     reserve = len(hinted_piece) - len(piece)  # the arms have the same room for the play itself
     for _ in range(config.max_turns):
         room = context_tokens - reserve - len(record) - len(piece) - 1

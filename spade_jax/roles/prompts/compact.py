@@ -1,14 +1,13 @@
-"""The text of every prompt, and nothing else: which words the designer, the hint writer and the
-agent are given.
+"""The compact wording, for policies of any size; the shipped weights were taught these very texts.
 
-One compact wording serves all sizes of policy. Documents, observations, programs and memory are
-untrusted text: they are placed as plain text and can never become control tokens (`rollout.chat`
-encodes them without special pieces).
+Documents, observations, programs and memory are untrusted text: they are placed as plain text and
+can never become control tokens (`rollout.chat` encodes them without special pieces).
 """
 
 from collections.abc import Sequence
 
-from spade_jax.roles.skills import DESCRIPTIONS
+from spade_jax.roles.prompts.material import Material, Prompt
+from spade_jax.roles.skills import CATALOGUE
 
 DESIGNER = """Write a game as one Python class whose name ends in Env.
 reset(seed) returns (text, dict). \
@@ -31,10 +30,18 @@ how to win, in at most two sentences, without the winning actions.
 {program}
 ```"""
 
-AGENT = """Play the game. Think briefly, then put one action in \\boxed{{}}.
-{observation}"""
 
-HINT_LABEL = "\nHINT: "
+def design(material: Material) -> Prompt:
+    """Prompt for one design."""
+    return Prompt(
+        designer(
+            material.skill,
+            material.difficulty,
+            material.document,
+            material.terms,
+            material.memory,
+        )
+    )
 
 
 def designer(
@@ -45,7 +52,7 @@ def designer(
     """
     return DESIGNER.format(
         skill=skill,
-        description=DESCRIPTIONS[skill],
+        description=CATALOGUE[skill].summary,
         difficulty=difficulty,
         memory="; ".join(memory) if memory else "none",
         document=document,
@@ -66,8 +73,3 @@ def quoted(terms: Sequence[str]) -> str:
 def hint(program: str) -> str:
     """Prompt for a hint to `program`."""
     return HINT.format(program=program)
-
-
-def first_observation(observation: str, hint_text: str | None) -> str:
-    """First message of an episode; the two arms differ by the hint line alone."""
-    return AGENT.format(observation=observation + (HINT_LABEL + hint_text if hint_text else ""))

@@ -1,8 +1,8 @@
-'''Complete games that the long prompts show, one for each: what a program that is admitted looks like.
+"""Complete games that the long prompts show, one for each: what an admitted program looks like.
 
-They are read by models, so they say what they do in the fewest lines. A design that copies one is a
-near-duplicate of the others that did, and is refused from the second on.
-'''
+They are read by models, so they say what they do in few lines. A design that copies the one in its
+prompt is refused as a duplicate.
+"""
 
 WORKSHOP = '''import random
 
@@ -33,8 +33,9 @@ class WorkshopEnv:
         return text + self.reminder(), {}
 
     def reminder(self):
+        done = ", ".join(self.done) or "nothing"
         left = self.MAX_TURNS - self.turns
-        return f" Done: {', '.join(self.done) or 'nothing'}. {left} turns left. Say 'ask JOB' or 'do JOB'."
+        return f" Done: {done}. {left} turns left. Say 'ask JOB' or 'do JOB'."
 
     def step(self, action):
         self.turns += 1
@@ -47,7 +48,7 @@ class WorkshopEnv:
         else:
             missing = [need for need in self.needs[words[1]] if need not in self.done]
             if words[0] == "ask":
-                text = f"Before {words[1]} comes {missing[-1]}." if missing else f"{words[1]} can be done."
+                text = f"Before {words[1]} comes {missing[-1]}." if missing else "It can be done."
             elif missing:
                 self.mistakes += 1
                 lost = self.mistakes > self.MAX_MISTAKES
@@ -66,7 +67,7 @@ class WorkshopEnv:
         return [f"do {job}" for job in self.order]
 '''
 
-CAULDRON = '''import random
+CAULDRON = """import random
 
 
 class CauldronEnv:
@@ -131,9 +132,9 @@ class CauldronEnv:
 
     def solution(self):
         return [f"add {herb}" for herb in self.plan] + ["bottle"]
-'''
+"""
 
-ROUNDS = '''import random
+ROUNDS = """import random
 
 
 class RoundsEnv:
@@ -165,12 +166,12 @@ class RoundsEnv:
 
     def task(self):
         start = ", ".join(f"{name} {count}" for name, count in self.coins.items())
-        rules = "; ".join(f"{g} gives {t} one part in {p} of what {g} holds then" for g, t, p in self.rules)
+        rules = "; ".join(f"{g} gives {t} one part in {p} of its own" for g, t, p in self.rules)
         a, b, c = self.asked, self.names[2], self.names[3]
         return (
-            f"Coins at first: {start}. A round is, in this order: {rules}. Parts are rounded down. "
-            f"After {self.rounds} rounds, what is 1000 times the coins of {a} plus 7 times those of "
-            f"{b} plus those of {c}? Answer with the number alone."
+            f"Coins at first: {start}. A round is, in this order: {rules}. Parts are rounded "
+            f"down. After {self.rounds} rounds, what is 1000 times the coins of {a} plus 7 times "
+            f"those of {b} plus those of {c}? Answer with the number alone."
         )
 
     def step(self, action):
@@ -190,4 +191,4 @@ class RoundsEnv:
 
     def solution(self):
         return [str(self.total)]
-'''
+"""

@@ -1,6 +1,6 @@
-'''Complete tool tasks that the long prompts show, one for each. See `worked_games`.'''
+"""Complete tool tasks that the long prompts show, one for each. See `worked_games`."""
 
-LOAN_DESK = '''import random
+LOAN_DESK = """import random
 
 from tool_task import ToolError, ToolTask
 
@@ -13,6 +13,7 @@ def tool(name, description, **properties):
     return {"name": name, "description": description, "parameters": parameters}
 
 
+KIND = {"type": "string", "enum": KINDS}
 ITEM = {"type": "string", "description": "number of an item, such as T120"}
 VISITOR = {"type": "string", "description": "name of a visitor"}
 
@@ -20,7 +21,7 @@ VISITOR = {"type": "string", "description": "name of a visitor"}
 class LoanDeskEnv(ToolTask):
     MAX_TURNS = 16
     TOOLS = [
-        tool("list_items", "Numbers of all items of a kind.", kind={"type": "string", "enum": KINDS}),
+        tool("list_items", "Numbers of all items of a kind.", kind=KIND),
         tool("show_item", "Weight, state and holder of an item.", item=ITEM),
         tool("list_loans", "Numbers of the items a visitor holds.", visitor=VISITOR),
         tool("lend", "Lend a free item to a visitor.", item=ITEM, visitor=VISITOR),
@@ -109,9 +110,9 @@ class LoanDeskEnv(ToolTask):
             self.call("order_repair", item=self.worn),
             self.answer(self.grams(self.wanted)),
         ]
-'''
+"""
 
-SEED_BANK = '''import random
+SEED_BANK = """import random
 
 from tool_task import ToolError, ToolTask
 
@@ -126,7 +127,10 @@ class SeedBankEnv(ToolTask):
             "description": "Numbers of the jars of a plant, five a page; pages begin at 1.",
             "parameters": {
                 "type": "object",
-                "properties": {"plant": {"type": "string"}, "page": {"type": "integer", "minimum": 1}},
+                "properties": {
+                    "plant": {"type": "string"},
+                    "page": {"type": "integer", "minimum": 1},
+                },
                 "required": ["plant"],
             },
         },
@@ -212,4 +216,4 @@ class SeedBankEnv(ToolTask):
         seeds = sum(self.jars[jar]["seeds"] for jar in [*self.oldest, self.target])
         seal = self.call("seal", jar=self.target)
         return [*pours, seal, self.answer(self.seal_number(self.target, seeds))]
-'''
+"""
