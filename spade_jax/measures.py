@@ -14,7 +14,7 @@ from spade_jax.rollout.engine import EngineStats
 from spade_jax.scoring import Scored
 from spade_jax.stage import Stage
 from spade_jax.telemetry.metrics import STEP_PERCENTILES, mean
-from spade_jax.types import Arm, Design, Episode, Gate
+from spade_jax.types import Arm, Design, Episode, Gate, GateResult
 
 Metrics = dict[str, int | float]
 
@@ -27,11 +27,20 @@ def all_of(
 
 
 def designs(attempts: Sequence[Design]) -> Metrics:
-    """How many designs were written and admitted, and the share that each gate refused; counts of
-    gates that refused none are left out.
+    """How many designs were written and admitted, the share that each gate refused, and what the
+    first answers are worth before any repair; counts of gates that refused none are left out.
     """
     if not attempts:
         return {}
+    # what our own side broke off says nothing of the design
+    judged = [design for design in attempts if design.verdict.gate != Gate.INFRASTRUCTURE]
+    first = [design for design in judged if design.turn == 0]
+    repairs = [design for design in judged if design.turn > 0]
+    tokens = {"design": 0, "repair": 0, "hint": 0, "judge": 0}
+    for design in attempts:
+        tokens["repair" if design.turn else "design"] += int(design.trajectory.loss_mask.sum())
+        tokens["hint"] += design.hint_tokens
+        tokens["judge"] += design.judge_tokens
     admitted = sum(design.verdict.admitted for design in attempts)
     refused = Counter(design.verdict.gate for design in attempts if not design.verdict.admitted)
     return {
@@ -40,7 +49,20 @@ def designs(attempts: Sequence[Design]) -> Metrics:
         "designer/admitted_frac": admitted / len(attempts),
         **{f"designer/refused_{gate}_count": count for gate, count in refused.items()},
         **{f"designer/refused_{gate}_frac": refused[gate] / len(attempts) for gate in Gate},
+        **mean("designer/raw_valid_frac", [_passed(design, Gate.SCHEMA) for design in first]),
+        **mean("designer/raw_solved_frac", [_passed(design, Gate.SOLUTION) for design in first]),
+        **mean("designer/raw_admissible_frac", [_passed(design, Gate.RANDOM) for design in first]),
+        **mean("designer/repair_admitted_frac", [float(d.verdict.admitted) for d in repairs]),
+        "designer/braces_repaired_count": sum(
+            design.source is not None and design.source.program not in design.completion
+            for design in attempts
+        ),
+        **{f"sampler/{purpose}_tokens_count": count for purpose, count in tokens.items()},
     }
+
+
+def _passed(design: Design, gate: Gate) -> float:
+    return float(design.verdict.gates.get(gate) == GateResult.PASSED)
 
 
 def episodes(played: Sequence[Episode]) -> Metrics:
@@ -55,6 +77,10 @@ def episodes(played: Sequence[Episode]) -> Metrics:
         if episode.trajectory is not None and episode.turns
     ]
     outcomes = Counter(episode.outcome for episode in played)
+    tokens = Counter[str]()
+    for episode in played:
+        if episode.trajectory is not None:
+            tokens[episode.arm] += int(episode.trajectory.loss_mask.sum())
     return {
         **mean("agent/return_mean", [episode.episode_return for episode in scored]),
         **mean("agent/win_frac", [float(episode.win) for episode in scored]),
@@ -64,6 +90,7 @@ def episodes(played: Sequence[Episode]) -> Metrics:
         **mean("agent/completion_tokens_mean", completions),
         **mean("sandbox/void_frac", [float(episode.outcome.void) for episode in played]),
         **{f"agent/outcome_{outcome}_count": count for outcome, count in outcomes.items()},
+        **{f"sampler/{arm}_tokens_count": count for arm, count in tokens.items()},
     }
 
 

@@ -3,7 +3,7 @@ designer reads, `corpus` and `memory`.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from spade_jax.settings import Section, require
 
@@ -17,14 +17,52 @@ SKILLS = (
 )
 """The six skills of the paper's games setting, in its order."""
 
+GAME_SKILLS = (*SKILLS, "Strategic Planning", "Memory Recall", "Language Understanding")
+"""Every skill of games."""
+
+TOOL_SKILLS = (
+    "API Orchestration",
+    "Data Retrieval",
+    "State Modification",
+    "Error Recovery",
+    "Tool Selection",
+    "Multi-Step Workflows",
+)
+"""The skills of the tool-use setting."""
+
 Difficulty = Literal["easy", "medium", "hard"]
+
+DesignPrompt = Literal[
+    "compact",
+    "corpus",
+    "multi_turn",
+    "single_answer",
+    "compact_tools",
+    "tools",
+    "tools_single",
+]
+
+COMPACT_PROMPTS = frozenset({"compact", "compact_tools"})
+"""The prompts of a few lines."""
+
+TOOL_PROMPTS = frozenset({"compact_tools", "tools", "tools_single"})
+"""The prompts that ask for tool tasks."""
+
+UNGROUNDED_PROMPTS = frozenset({"multi_turn", "single_answer"})
+"""The prompts without a document."""
 
 
 @dataclass(frozen=True)
 class DesignerConfig(Section):
     """How environments are written."""
 
-    designs: int = 12  # attempts per cycle, spread evenly over the active skills
+    # For games: compact (a few lines, which the shipped weights know), corpus (of many turns, out
+    # of a document), multi_turn (without one), single_answer (a puzzle, without one). For tool
+    # use: compact_tools, tools (a row of messages), tools_single (one task)
+    prompt: DesignPrompt = "compact"
+    designs: int = 12  # environments asked for per cycle, spread evenly over the active skills
+    attempts: int = 1  # most designs written for each of them, until one is admitted
+    repair_turns: int = 0  # answers to a refusal, in the same conversation, before an attempt ends
     skills: tuple[str, ...] = SKILLS  # the skills in rotation
     skills_per_cycle: int = 3  # skills active in one cycle
     difficulty: Difficulty = "easy"  # the word that conditions the design
@@ -33,24 +71,36 @@ class DesignerConfig(Section):
     max_tokens: int = 640  # longest completion
     delay_steps: int = 3  # steps a designer group waits for more plays before it is trained on
     thinking: bool = False  # think first, where the chat template can
+    # the policy reads each program that passed the tests, and refuses what it finds unsolvable
+    judge: bool = False
+    judge_temperature: float = 0.3  # its sampling temperature
+    judge_max_tokens: int = 1024  # its longest completion
 
     def __post_init__(self) -> None:
-        unknown = [skill for skill in self.skills if skill not in SKILLS]
+        require(
+            self.prompt in get_args(DesignPrompt),
+            "designer.prompt",
+            self.prompt,
+            f"one of {', '.join(get_args(DesignPrompt))}",
+        )
+        known = TOOL_SKILLS if self.prompt in TOOL_PROMPTS else GAME_SKILLS
+        unknown = [skill for skill in self.skills if skill not in known]
         require(
             not unknown and bool(self.skills),
             "designer.skills",
+            unknown or self.skills,
+            f"skills of designer.prompt={self.prompt}: {', '.join(known)}",
+        )
+        require(
+            len(set(self.skills)) == len(self.skills),
+            "designer.skills",
             self.skills,
-            f"names out of {SKILLS}",
+            "each skill once",
         )
+        for name in ("skills_per_cycle", "designs", "attempts", "max_tokens", "judge_max_tokens"):
+            require(getattr(self, name) >= 1, f"designer.{name}", getattr(self, name), "at least 1")
         require(
-            self.skills_per_cycle >= 1,
-            "designer.skills_per_cycle",
-            self.skills_per_cycle,
-            "at least 1",
-        )
-        require(self.designs >= 1, "designer.designs", self.designs, "at least 1")
-        require(
-            self.difficulty in ("easy", "medium", "hard"),
+            self.difficulty in get_args(Difficulty),
             "designer.difficulty",
             self.difficulty,
             "easy, medium or hard",
@@ -58,15 +108,16 @@ class DesignerConfig(Section):
         require(
             self.document_words >= 8, "designer.document_words", self.document_words, "at least 8"
         )
-        require(self.temperature >= 0, "designer.temperature", self.temperature, "0 or more")
-        require(self.max_tokens >= 1, "designer.max_tokens", self.max_tokens, "at least 1")
-        require(self.delay_steps >= 0, "designer.delay_steps", self.delay_steps, "0 or more")
+        for name in ("temperature", "judge_temperature", "delay_steps", "repair_turns"):
+            require(getattr(self, name) >= 0, f"designer.{name}", getattr(self, name), "0 or more")
 
 
 @dataclass(frozen=True)
 class HintConfig(Section):
     """How hints are written and refused. Hints are measured, not trained."""
 
+    source: Literal["policy", "designer"] = "policy"  # who: a call of its own, or the design's
+    scope: Literal["program", "seed"] = "program"  # for all instances, or for each one played
     temperature: float = 0.3  # sampling temperature
     max_tokens: int = 96  # longest completion
     max_words: int = 100  # a longer hint is refused
@@ -74,6 +125,16 @@ class HintConfig(Section):
     thinking: bool = False  # think first, where the chat template can
 
     def __post_init__(self) -> None:
+        require(
+            self.source in ("policy", "designer"), "hint.source", self.source, "policy or designer"
+        )
+        require(self.scope in ("program", "seed"), "hint.scope", self.scope, "program or seed")
+        require(
+            self.source == "policy" or self.scope == "program",
+            "hint.scope",
+            self.scope,
+            "program with hint.source=designer, which does not know the seeds",
+        )
         require(self.temperature >= 0, "hint.temperature", self.temperature, "0 or more")
         require(self.max_tokens >= 1, "hint.max_tokens", self.max_tokens, "at least 1")
         require(self.max_words >= 1, "hint.max_words", self.max_words, "at least 1")

@@ -13,9 +13,9 @@ from spade_jax import designing, scoring
 from spade_jax.config import Config
 from spade_jax.curriculum import Pending, PlayTally
 from spade_jax.roles import agent, memory
-from spade_jax.rollout.keys import episode_key, named_seed
+from spade_jax.rollout.keys import episode_key
 from spade_jax.scoring import Scored
-from spade_jax.stage import Stage
+from spade_jax.stage import Stage, instance_seeds
 from spade_jax.types import (
     Arm,
     Design,
@@ -25,17 +25,17 @@ from spade_jax.types import (
 
 
 def design(stage: Stage, step: int) -> list[Design]:
-    """Write, admit and hint one cycle's environments; every attempt is returned and waits to be
+    """Write, admit and hint one cycle's environments; every answer is returned and waits to be
     trained on.
 
     When nothing was admitted, the environments of the cycle before stay in play.
     """
     cycle = step // stage.config.run.cycle_steps
-    requests = designing.requests(stage, cycle)
-    attempts = [designing.attempt(stage, request) for request in requests]
-    designs = designing.refuse_duplicates(stage, stage.runner.run(stage.engine.gather(attempts)))
+    designs = designing.cycle_designs(stage, cycle)
     admitted = [
-        Environment(design.source, design.hint, cycle, design.design_id, design.verdict)
+        Environment(
+            design.source, design.hint, cycle, design.design_id, design.verdict, design.seed_hints
+        )
         for design in designs
         if design.verdict.admitted and design.source is not None and design.hint is not None
     ]
@@ -58,12 +58,12 @@ def play(stage: Stage, step: int) -> list[Episode]:
             episode_id=f"s{step:05d}_{environment.environment_id}_{index}_{arm}_{play_index}",
             environment=environment,
             arm=arm,
-            seed=named_seed(config.run.seed, "instance", environment.environment_id, step, index),
+            seed=seed,
             play_index=play_index,
             step=step,
         )
         for environment in stage.curriculum.environments
-        for index in range(config.agent.seeds)
+        for index, seed in enumerate(instance_seeds(config, environment.environment_id, step))
         for arm in arms
         for play_index in range(config.agent.plays)
     ]

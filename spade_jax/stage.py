@@ -9,6 +9,7 @@ from spade_jax.envs.pool import Pool
 from spade_jax.roles.corpus import Corpus
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.engine import Engine
+from spade_jax.rollout.keys import named_seed
 
 
 @dataclass
@@ -22,3 +23,11 @@ class Stage:
     corpus: Corpus
     curriculum: Curriculum
     runner: asyncio.Runner
+
+
+def instance_seeds(config: Config, environment_id: str, step: int) -> list[int]:
+    """The instances of an environment that are played in a step."""
+    return [
+        named_seed(config.run.seed, "instance", environment_id, step, index)
+        for index in range(config.agent.seeds)
+    ]

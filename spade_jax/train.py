@@ -26,7 +26,7 @@ from models.execution import Execution
 from models.sharding import build_mesh
 from models.tokenizer import Tokenizer, load_tokenizer
 from models.weights import load_weights
-from spade_jax import measures, selfplay
+from spade_jax import designing, measures, selfplay
 from spade_jax.config import Config, to_dict
 from spade_jax.curriculum import Curriculum
 from spade_jax.envs.limits import Limits
@@ -282,6 +282,7 @@ def make_stage(
     chat = Chat(tokenizer, choose(tokenizer, config.run.chat_template))
     for section in (config.designer, config.hint, config.agent):
         chat.with_thinking(section.thinking)  # refuses what the template cannot do
+    designing.check(config, chat)
     logger.info("chat template %s, thinking %s", chat.template.name, chat.template.thinks)
     corpus = Corpus.load(config.corpus, config.run.seed)
     limits = Limits(**{f.name: getattr(config.envs, f.name) for f in dataclasses.fields(Limits)})

@@ -163,6 +163,7 @@ class Gate(enum.StrEnum):
     NO_OP = "no_op"
     CONSTANT = "constant"
     RANDOM = "random"
+    JUDGE = "judge"  # the policy does not find it solvable (`roles.judge`)
     HINT = "hint"
     HINT_LEAK = "hint_leak"
     HINT_COPY = "hint_copy"
@@ -210,15 +211,25 @@ class Environment:
     cycle: int
     design_id: str
     verdict: Verdict
+    seed_hints: dict[str, str] = field(default_factory=dict)  # by instance seed
 
     @property
     def environment_id(self) -> str:
         return self.source.environment_id
 
+    def hint_for(self, seed: int) -> str:
+        """The hint of an instance: its own if there is one, else that of the program."""
+        return self.seed_hints.get(str(seed), self.hint)
+
 
 @dataclass(frozen=True)
 class Design:
-    """One attempt of the designer, admitted or not: every attempt is a training sample."""
+    """One answer of the designer, admitted or not: every one is a training sample.
+
+    An answer to a refusal is a design of its own. Its trajectory holds the conversation before it,
+    and its loss mask marks this answer alone: the earlier ones are designs with rewards of their
+    own.
+    """
 
     design_id: str
     cycle: int
@@ -230,7 +241,11 @@ class Design:
     verdict: Verdict
     source: EnvironmentSource | None  # None when no program could be parsed
     hint: str | None = None
-    hint_completion: str | None = None
+    hint_completion: str | None = None  # the last one
+    seed_hints: dict[str, str] = field(default_factory=dict)  # by instance seed
+    turn: int = 0  # 0 for the first answer of an attempt, then counts its repairs
+    hint_tokens: int = 0  # sampled for its hints, refused ones included
+    judge_tokens: int = 0  # sampled for judging it
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ from spade_jax.envs.pool import Pool
 from spade_jax.errors import ConfigError
 from spade_jax.learner.batch import make_batch, pack
 from spade_jax.learner.step import Learner
-from spade_jax.roles import prompts
 from spade_jax.roles.corpus import Corpus, excerpt
 from spade_jax.roles.designer import MAX_TERMS
 from spade_jax.roles.examples import (
@@ -42,6 +41,7 @@ from spade_jax.roles.examples import (
     play_examples,
     text_examples,
 )
+from spade_jax.roles.prompts import compact
 from spade_jax.rollout.chat import Chat
 from spade_jax.types import Group, Role, Trajectory
 
@@ -146,7 +146,7 @@ def _offered(config: Config, corpus: Corpus) -> list[str]:
 
 
 def _texts(item: Grounded) -> tuple[str, str, str]:
-    prompt = prompts.designer(item.skill, item.difficulty, item.excerpt, item.terms, ())
+    prompt = compact.designer(item.skill, item.difficulty, item.excerpt, item.terms, ())
     return prompt, item.draw.program, item.draw.hint
 
 

@@ -32,6 +32,7 @@ SELFPLAY = ROLES | {
     "spade_jax.curriculum",
     "spade_jax.scoring",
     "spade_jax.stage",
+    "spade_jax.hinting",
     "spade_jax.designing",
     "spade_jax.selfplay",
 }
@@ -67,7 +68,8 @@ ALLOWED: dict[str, set[str]] = {
     "spade_jax.curriculum": ROLES | {"spade_jax.curriculum"},
     "spade_jax.scoring": SETTINGS | GLOSSARY | {"spade_jax.rewards", "spade_jax.curriculum"},
     "spade_jax.stage": ROLES | {"spade_jax.curriculum"},
-    "spade_jax.designing": ROLES | {"spade_jax.curriculum", "spade_jax.stage"},
+    "spade_jax.hinting": ROLES | {"spade_jax.curriculum", "spade_jax.stage"},
+    "spade_jax.designing": ROLES | {"spade_jax.curriculum", "spade_jax.stage", "spade_jax.hinting"},
     "spade_jax.selfplay": SELFPLAY,
     "spade_jax.measures": SELFPLAY,
     "spade_jax.train": COMMAND,

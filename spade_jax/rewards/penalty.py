@@ -38,6 +38,7 @@ KINDS: dict[str, Kind] = {
             Gate.NO_OP,
             Gate.CONSTANT,
             Gate.RANDOM,
+            Gate.JUDGE,
         ),
         "unsound",  # it runs, but cannot be won, or is won without thought
     ),

@@ -69,11 +69,12 @@ async def _turns(
     turns: list[Turn],
 ) -> tuple[Outcome, float | None, str]:
     """The turn loop: observation → completion → action → step. Appends to `record` and `turns`."""
-    hint = plan.environment.hint if plan.arm is Arm.HINTED else None
+    known = plan.environment.hint_for(plan.seed)
+    hint = known if plan.arm is Arm.HINTED else None
     say = speech(plan.environment.source.program)
     observation = instance.observation
     piece = say.open(chat, observation, hint)
-    hinted_piece = say.open(chat, observation, plan.environment.hint)
+    hinted_piece = say.open(chat, observation, known)
     reserve = len(hinted_piece) - len(piece)  # the arms have the same room for the play itself
     for _ in range(config.max_turns):
         room = context_tokens - reserve - len(record) - len(piece) - 1

@@ -18,9 +18,10 @@ from spade_jax.envs.library import FAMILIES, TOOL_FAMILIES, Draw, Family
 from spade_jax.envs.library.base import pick_terms
 from spade_jax.envs.pool import Pool
 from spade_jax.errors import CorpusError
-from spade_jax.roles import memory, prompts, protocol
+from spade_jax.roles import memory, protocol
 from spade_jax.roles.corpus import Corpus, excerpt
 from spade_jax.roles.designer import MAX_TERMS
+from spade_jax.roles.prompts import compact
 from spade_jax.rollout.chat import Chat
 from spade_jax.types import Fault, Reply, Role
 
@@ -109,13 +110,13 @@ def text_examples(
             memory.render(record, band.win_low <= record.win_rate <= band.win_high)
             for record in records
         ]
-        prompt = prompts.designer(item.skill, item.difficulty, item.excerpt, item.terms, lines)
+        prompt = compact.designer(item.skill, item.difficulty, item.excerpt, item.terms, lines)
         completion = f"```python\n{item.draw.program.rstrip()}\n```"
         yield _example(
             Role.DESIGNER, "design", [(chat.open(prompt), False), (chat.finish(completion), True)]
         )
         if rng.random() < 1 / 3:
-            prompt = prompts.hint(item.draw.program.rstrip())
+            prompt = compact.hint(item.draw.program.rstrip())
             pieces = [(chat.open(prompt), False), (chat.finish(item.draw.hint), True)]
             yield _example(Role.DESIGNER, "hint", pieces)
 
@@ -133,8 +134,8 @@ def copy_examples(seed: int, words: Sequence[str], chat: Chat) -> Iterator[Examp
         terms = rng.sample(words, rng.randint(MIN_TERMS, MAX_TERMS))
         chosen = pick_terms(rng, terms, rng.randint(MIN_TERMS, len(terms)))
         pieces = [
-            (chat.open(prompts.terms_line(terms)), False),
-            (chat.finish(f"[{prompts.quoted(chosen)}]"), True),
+            (chat.open(compact.terms_line(terms)), False),
+            (chat.finish(f"[{compact.quoted(chosen)}]"), True),
         ]
         yield _example(Role.DESIGNER, "copy", pieces)
 

@@ -26,6 +26,10 @@ AVERAGED: dict[str, str] = {
     "agent/completion_tokens_mean": "tokens of one completion of the agent",
     "agent/zero_variance_group_frac": "agent groups of equal returns, which teach nothing",
     "sandbox/void_frac": "episodes that carry no return",
+    "designer/raw_valid_frac": "first answers whose program runs as the contract says",
+    "designer/raw_solved_frac": "first answers whose program its own solution wins on every seed",
+    "designer/raw_admissible_frac": "first answers whose program passes every test of programs",
+    "designer/repair_admitted_frac": "answers to a refusal that were admitted",
     "designer/regret_mean": "hinted minus unhinted return of an environment",
     "designer/regret_stderr_mean": "standard error of an environment's regret",
     "designer/regret_credited_mean": "regret of an environment that its designer is paid for",
@@ -42,6 +46,16 @@ AVERAGED: dict[str, str] = {
 }
 """Means and shares over sets measured on the host; `mean` writes them together with their count."""
 
+PURPOSES = {
+    "design": "tokens sampled for first answers of the designer",
+    "repair": "tokens sampled for its answers to refusals",
+    "hint": "tokens sampled for hints in calls of their own, refused ones included",
+    "judge": "tokens sampled for judging programs",
+    "unhinted": "tokens sampled in plays without the hint",
+    "hinted": "tokens sampled in plays with the hint",
+}
+"""What a cycle's tokens are sampled for; together they are all of them."""
+
 DECLARED: dict[str, str] = {
     "progress/step": "index of the step, from 0",
     "progress/cycle": "index of the designer generation, from 0",
@@ -49,11 +63,13 @@ DECLARED: dict[str, str] = {
     **AVERAGED,
     **{f"{name}_count": f"size of the set behind {name}" for name in AVERAGED},
     **{f"agent/outcome_{o}_count": f"episodes that ended as {o.name}" for o in Outcome},
-    "designer/attempted_count": "designs written",
+    "designer/attempted_count": "designs written, answers to refusals included",
     "designer/admitted_count": "designs admitted",
     "designer/admitted_frac": "share of the designs that were admitted",
     **{f"designer/refused_{g}_count": f"designs refused by the gate {g.name}" for g in Gate},
     **{f"designer/refused_{g}_frac": f"share of the designs refused by {g.name}" for g in Gate},
+    "designer/braces_repaired_count": "programs whose braces were doubled where they were no code",
+    **{f"sampler/{purpose}_tokens_count": text for purpose, text in PURPOSES.items()},
     "designer/scale": "what the designer's advantages were multiplied by",
     "designer/pending_count": "designer groups that wait for more plays",
     "memory/size_count": "records in the memory of earlier environments",

@@ -162,7 +162,7 @@ def test_near_duplicates_in_a_cycle_are_refused_in_design_order():
         replace(design(0, admitted), source=replace(SOURCES[0], program=text)) for text in texts
     ]
     designs[0] = replace(designs[0], verdict=Verdict(False, "random", "luck"))
-    judged = designing.refuse_duplicates(stage, designs)
+    judged = designing.refuse_duplicates(stage, designs, {})
     # the first was refused already, so the second is not its duplicate
     assert [d.verdict.gate for d in judged] == ["random", "", "", "duplicate"]
     assert designs[1].source.environment_id in judged[3].verdict.reason

@@ -137,10 +137,12 @@ def test_without_an_admission_the_last_environments_stay(stage):
 
 def test_a_prompt_too_long_for_the_context_is_shortened_or_refused(stage):
     stage.corpus = Corpus([Document("d", "t", " ".join(["x" * 500] * 40))], 0)
-    (request, *_) = designing.requests(stage, 0)
-    assert 0 < len(request.excerpt) < 500 * 40
+    (request,) = designing.requests(stage, 0, [0], 0)
+    assert 0 < len(request.material.document) < 500 * 40
     stage.config = replace(
         stage.config, engine=EngineConfig(context_tokens=700, prefill_chunks=(64,))
     )
     with pytest.raises(ConfigError, match=r"engine\.context_tokens=700"):
-        designing.requests(stage, 0)
+        designing.requests(stage, 0, [0], 0)
+    with pytest.raises(ConfigError, match=r"designer's prompt takes \d+ tokens"):
+        designing.check(stage.config, stage.chat)
