@@ -30,6 +30,10 @@ def config() -> Config:
         batch=BatchConfig(row_tokens=CONTEXT),
         learner=LearnerConfig(lr=3e-5),
         warmstart=WarmstartConfig(
-            out="assets/tiny_tools", init_from="assets/tiny", steps=700, row_tokens=CONTEXT
+            out="assets/tiny_tools",
+            init_from="assets/tiny",
+            steps=700,
+            copy_steps=20,
+            row_tokens=CONTEXT,
         ),
     )
