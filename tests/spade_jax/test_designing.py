@@ -286,3 +286,11 @@ def test_prompts_that_need_no_document_draw_none(stage_of):
     stage = stage_of([NO_PROGRAM], prompt="single_answer")
     (design,) = selfplay.design(stage, 0)
     assert design.document_id == "" and stage.corpus.state()["position"] == 0
+
+
+def test_programs_whose_braces_were_repaired_are_counted(stage_of):
+    texts = [fenced("class AEnv:\n    x = f'{go north}'\n"), fenced("class BEnv:\n    x = 1\n")]
+    stage = stage_of(texts, designs=2)
+    designs = selfplay.design(stage, 0)
+    assert designs[0].source.program == "class AEnv:\n    x = f'{{go north}}'\n"
+    assert measures.designs(designs)["designer/braces_repaired_count"] == 1
