@@ -37,7 +37,7 @@ class LoanDeskEnv(ToolTask):
             self.items[f"T{number}"] = {
                 "kind": KINDS[index % 4], "grams": weights[index], "holder": None, "broken": False,
             }
-        self.visitor, self.other, self.third = rng.sample(VISITORS, 3)
+        self.visitor, self.other = rng.sample(VISITORS, 2)
         self.kind, kind = rng.sample(KINDS, 2)
         self.wanted = min(self.of(self.kind), key=self.grams)
         self.late = rng.sample(self.of(kind), 2)  # the other visitor holds these
