@@ -4,6 +4,7 @@ Everything is drawn from the run's seed and the design's id. Judging programs an
 admission's work (`envs`), and what a design is worth is `scoring`'s.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,10 +12,10 @@ from typing import Any
 from spade_jax.config import Config
 from spade_jax.envs.admit import admit
 from spade_jax.envs.hint_gates import admit_hint
-from spade_jax.envs.similarity import near_duplicate
 from spade_jax.errors import ConfigError, SamplerError
 from spade_jax.roles import designer, hints, prompts, skills
-from spade_jax.roles.corpus import excerpt
+from spade_jax.roles.corpus import cut_tokens, excerpt
+from spade_jax.roles.diversity import Likeness
 from spade_jax.rollout.keys import episode_key, named_rng, named_seed
 from spade_jax.stage import Stage
 from spade_jax.types import Design, Gate, GateResult, Measures, Verdict
@@ -30,17 +31,19 @@ def requests(stage: Stage, cycle: int) -> list[designer.Request]:
     for index in range(config.designer.designs):
         design_id = f"c{cycle:04d}_d{index:03d}"
         skill = active[index % len(active)]
-        document = stage.corpus.next()
+        document = stage.corpus.next(skill)
         records = stage.curriculum.memory.draw(
             skill, named_rng(config.run.seed, "memory", design_id)
         )
-        shown = excerpt(document, config.designer.document_words)
+        shown = "" if document is None else excerpt(document, config.designer.document_words)
+        if config.corpus.max_tokens:
+            shown = cut_tokens(shown, config.corpus.max_tokens, stage.chat.tokenizer)
         request = designer.Request(
             design_id,
             cycle,
             skill,
             config.designer.difficulty,
-            document.document_id,
+            "" if document is None else document.document_id,
             shown,
             stage.corpus.rare_terms(shown)[: designer.MAX_TERMS],
             tuple(records),
@@ -103,7 +106,9 @@ async def attempt(stage: Stage, request: designer.Request) -> Design:
         source.program,
         **_how(config, request.design_id),
         known={record.environment_id: record.program for record in stage.curriculum.memory.records},
-        duplicate_similarity=config.envs.duplicate_similarity,
+        duplicate_similarity=config.envs.duplicate_similarity
+        if config.diversity.duplicates == "refuse"
+        else math.inf,
     )
     if not verdict.admitted:
         return replace(draft, verdict=verdict)
@@ -158,16 +163,21 @@ def _join(draft: Design, later: Verdict) -> Design:
 
 
 def refuse_duplicates(stage: Stage, designs: Sequence[Design]) -> list[Design]:
-    """Refuse a near-duplicate of an earlier design of this cycle; admission has seen to memory."""
-    threshold = stage.config.envs.duplicate_similarity
-    known: dict[str, str] = {}
+    """Measure how near each admitted design is to the memory and to earlier ones of its cycle, and
+    refuse near-duplicates if the settings say so.
+    """
+    likeness = Likeness.of(stage.config)
+    known = {record.environment_id: record.program for record in stage.curriculum.memory.records}
     judged = []
     for design in designs:
         if design.verdict.admitted and design.source is not None:
-            _, reason = near_duplicate(design.source.program, known, threshold)
-            if reason:
-                design = _join(design, _at_gate(Gate.DUPLICATE, reason))
+            near = likeness.nearest(design.source.program, known)
+            measures: Measures = {"similarity": near.program, "rules_similarity": near.rules}
+            if near.reason and stage.config.diversity.duplicates == "refuse":
+                verdict = _at_gate(Gate.DUPLICATE, near.reason)
             else:
+                verdict = replace(design.verdict, gates={})
                 known[design.source.environment_id] = design.source.program
+            design = _join(design, replace(verdict, measures=measures))
         judged.append(design)
     return judged

@@ -45,11 +45,20 @@ def _likeness(mine: frozenset[int], known: frozenset[int]) -> float:
     return shared / min(len(mine | known), 2 * len(known) - shared)
 
 
-@functools.lru_cache(maxsize=256)  # the memory is compared with again and again
+def normalised(program: str) -> str:
+    """The tokens that programs are compared by, as one text.
+
+    Raises:
+        SyntaxError: the program does not parse.
+    """
+    with warnings.catch_warnings(action="ignore"):  # of its escapes: it is not our text
+        return " ".join(_tokens(ast.parse(program)))
+
+
+@functools.lru_cache(maxsize=512)  # memory and window are compared with again and again
 def _shingles(program: str) -> frozenset[int]:
     """Checksums of every run of `SHINGLE` tokens, of the whole where there are fewer."""
-    with warnings.catch_warnings(action="ignore"):  # of its escapes: it is not our text
-        tokens = list(_tokens(ast.parse(program)))
+    tokens = normalised(program).split(" ")
     starts = range(max(1, len(tokens) - SHINGLE + 1))
     return frozenset(
         zlib.crc32(" ".join(tokens[start : start + SHINGLE]).encode(errors="replace"))

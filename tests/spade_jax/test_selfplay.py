@@ -23,7 +23,11 @@ from spade_jax.types import (
     Verdict,
 )
 
-SOURCES = [EnvironmentSource(f"class A{i}Env: pass", "Optimization", "easy", "d") for i in range(3)]
+WORDS = ("amber anvil arch", "basalt bridge bolt", "cobalt canyon cliff")
+SOURCES = [
+    EnvironmentSource(f"class A{i}Env: x = {words!r}", "Optimization", "easy", "d")
+    for i, words in enumerate(WORDS)
+]
 ADMITTED = Verdict(True)
 
 
@@ -166,7 +170,9 @@ def test_near_duplicates_in_a_cycle_are_refused_in_design_order():
     # the first was refused already, so the second is not its duplicate
     assert [d.verdict.gate for d in judged] == ["random", "", "", "duplicate"]
     assert designs[1].source.environment_id in judged[3].verdict.reason
-    assert judged[3].verdict.measures == {"similarity": 0.1}
+    assert judged[1].verdict.measures == {"similarity": 0.0, "rules_similarity": 0.0}
+    assert judged[1].verdict.gates == {"duplicate": "passed"}
+    assert judged[3].verdict.measures == {"similarity": 1.0, "rules_similarity": 1.0}
     assert judged[3].verdict.gates == {"duplicate": "refused"}
 
 
