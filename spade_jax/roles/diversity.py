@@ -8,14 +8,17 @@ and numbers aside (`envs.similarity`). Its rules: the cosine of embeddings of al
     vendi = exp(-sum_i l_i ln l_i),   l the eigenvalues of K / n, K the cosines of n programs
 
 is 1 for n copies and n for n programs that have nothing in common (the paper's diversity figure,
-there per 100 environments with a sentence encoder). An embedding by character n-grams needs no
-model and is the same everywhere: counts c of all runs of 3, 4 and 5 bytes, hashed into 16,384
-places, as ln(1 + c), at length 1. On the library's families the rules of two programs of one family
-with other words have a cosine of at most 0.94, of two families at most 0.40.
+there per 100 environments with a sentence encoder); for code, K holds the cosines of the sets of
+token runs. An embedding by character n-grams needs no model and is the same everywhere: counts c of
+all runs of 3, 4 and 5 bytes, hashed into 16,384 places, as ln(1 + c), at length 1. Measured on the
+library, 8 programs of each of 14 families: two of a family with other words have a cosine of at
+most 0.94, two of different families of at most 0.39, and the Vendi scores of these 112 are 27 by
+rules and 26 by code.
 """
 
 import functools
 import importlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
@@ -24,7 +27,7 @@ import numpy as np
 from jaxtyping import Float
 
 from spade_jax.config import Config, DiversityConfig
-from spade_jax.envs.similarity import near_duplicate, normalised
+from spade_jax.envs.similarity import near_duplicate, shingles
 from spade_jax.errors import ConfigError
 from spade_jax.roles import digests
 from spade_jax.types import Design, Gate, GateResult
@@ -40,7 +43,7 @@ def ngrams(text: str) -> Float[np.ndarray, " places"]:
     """The embedding by hashed character n-grams; white space and case do not count."""
     line = f"  {' '.join(text.lower().split())}  "  # never shorter than the shortest run
     data = np.frombuffer(line.encode(errors="replace"), np.uint8).astype(np.uint64)
-    counts = np.zeros(PLACES)
+    hashes = []
     for size in GRAMS:
         starts = max(0, len(data) - size + 1)
         hashed = np.full(starts, size, np.uint64)
@@ -49,10 +52,12 @@ def ngrams(text: str) -> Float[np.ndarray, " places"]:
         hashed ^= hashed >> np.uint64(33)
         hashed *= _MIX
         hashed ^= hashed >> np.uint64(33)
-        places = (hashed % np.uint64(PLACES)).astype(np.int64)
-        counts += np.bincount(places, minlength=PLACES)
-    vector = np.log1p(counts)
-    return (vector / np.linalg.norm(vector)).astype(np.float32)
+        hashes.append(hashed)
+    found, counts = np.unique(np.concatenate(hashes) % np.uint64(PLACES), return_counts=True)
+    weights = np.log1p(counts)
+    vector = np.zeros(PLACES, np.float32)
+    vector[found] = weights / np.linalg.norm(weights)
+    return vector
 
 
 class Embedder:
@@ -156,10 +161,9 @@ class Likeness:
         return Nearness(similarity, cosine, reason)
 
 
-def vendi(vectors: Float[np.ndarray, "texts places"]) -> float:
-    """Effective number of different rows, 1 to their number; unit rows, at least one."""
-    rows = vectors.astype(np.float64)
-    values = np.linalg.eigvalsh(rows @ rows.T / len(rows))
+def vendi(cosines: Float[np.ndarray, "programs programs"]) -> float:
+    """Effective number of different ones, 1 to their number, of which there is at least one."""
+    values = np.linalg.eigvalsh(cosines.astype(np.float64) / len(cosines))
     values = values[values > 1e-12]
     return float(np.exp(-(values * np.log(values)).sum()))
 
@@ -204,13 +208,13 @@ class Window:
             self.written, self.admitted = self.written[-size:], self.admitted[-size:]
 
     def vendi(self, embed: Embedder) -> tuple[float, float] | None:
-        """Vendi scores of the admitted programs by rules and by code; None without any. The code
-        is always compared by n-grams.
-        """
+        """Vendi scores of the admitted programs by rules and by code; None without any."""
         if not self.admitted:
             return None
-        code = np.stack([ngrams(normalised(program)) for program in self.admitted])
-        return vendi(embed([digests.rules(program) for program in self.admitted])), vendi(code)
+        rows = embed([digests.rules(program) for program in self.admitted]).astype(np.float64)
+        runs = [shingles(program) for program in self.admitted]
+        code = [[len(a & b) / math.sqrt(len(a) * len(b)) for b in runs] for a in runs]
+        return vendi(rows @ rows.T), vendi(np.array(code))
 
     def state(self) -> dict[str, Any]:
         """JSON-able copy."""

@@ -429,23 +429,20 @@ def test_a_corpus_that_is_off_reads_nothing(tmp_path):
 # ---------------------------------------------------------------- words
 
 
-@pytest.mark.parametrize("room", [1, 8, 9, 12, 20, 40, 1000])
-def test_a_text_is_cut_to_tokens(chat, room):
-    text = "fire the levers \u2603\u2603 in a hidden order"
+def test_a_text_is_cut_to_tokens(chat):
+    text = "fire the levers ☃☃ in a hidden order"
     tokenizer = chat.tokenizer
-    cut = cut_tokens(text, room, tokenizer)
-    size = len(tokenizer.encode(cut))
-    assert size <= room
-    if room == 1000:
-        assert cut == text
-    elif cut:
-        kept = cut.removesuffix(CUT_MARKER)
-        assert cut != kept and text.startswith(kept)
-        # the next character would not have fitted, but for where pieces are cut
-        more = text[: len(kept) + 2] + CUT_MARKER
-        assert len(tokenizer.encode(more)) >= room - 2
-    else:
-        assert room <= len(tokenizer.encode("f" + CUT_MARKER))
+    whole = len(tokenizer.encode(text))
+    kept = []
+    for room in range(1, whole):
+        cut = cut_tokens(text, room, tokenizer)
+        assert len(tokenizer.encode(cut)) <= room
+        assert cut == "" or cut.endswith(CUT_MARKER)
+        kept.append(cut.removesuffix(CUT_MARKER))
+        assert text.startswith(kept[-1])
+    assert kept == sorted(kept, key=len) and kept[0] == ""
+    assert kept[-1].startswith("fire the levers")
+    assert cut_tokens(text, whole, tokenizer) == text
 
 
 def test_rare_terms_against_a_count_by_hand():
