@@ -110,7 +110,8 @@ def test_ngrams_are_counts_in_hashed_places(text):
     ],
 )
 def test_vendi_by_hand(rows, score):
-    assert vendi(np.asarray(rows) @ np.asarray(rows).T) == pytest.approx(score, abs=1e-6)
+    rows = np.asarray(rows, np.float64)
+    assert vendi(rows @ rows.T) == pytest.approx(score, abs=1e-6)
 
 
 def test_an_embedder_keeps_the_newest_texts(monkeypatch):
