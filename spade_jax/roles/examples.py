@@ -93,14 +93,16 @@ def ground(
 def text_examples(
     seed: int, corpus: Corpus, chat: Chat, document_words: int, band: MemoryConfig
 ) -> Iterator[Example]:
-    """Endless designs and hints, three designs to one hint; `band` says which records teach."""
+    """Endless designs and hints, three designs to one hint; `band` says which records teach, and
+    what is shown of them.
+    """
     rng = random.Random(f"text/{seed}")
     while True:
         records, avoid = _memory_lines(rng, corpus, document_words, band)
         skill = records[0].skill if records else None
         item = ground(rng, corpus, document_words, avoid, skill)
         lines = [
-            memory.render(record, band.win_low <= record.win_rate <= band.win_high)
+            memory.render(record, band.win_low <= record.win_rate <= band.win_high, band.shows)
             for record in records
         ]
         prompt = prompts.designer(item.skill, item.difficulty, item.excerpt, item.terms, lines)

@@ -409,6 +409,15 @@ def test_each_skill_draws_its_own_documents(tmp_path):
     }
 
 
+def test_how_documents_are_drawn_is_a_setting(tmp_path):
+    path = write_jsonl(tmp_path, [{"text": f"word {index}"} for index in range(12)])
+    chosen = {
+        draws: drawn(Corpus.load(CorpusConfig(path=path, min_words=1, draws=draws), 0), 12)
+        for draws in ("epoch", "independent")
+    }
+    assert len(set(chosen["epoch"])) == 12 > len(set(chosen["independent"]))
+
+
 def test_a_skill_without_documents_is_named(tmp_path):
     path = write_jsonl(tmp_path, [{"text": "alpha", "skill": "Optimization"}])
     config = CorpusConfig(path=path, min_words=1, sampling="per_skill")

@@ -4,6 +4,8 @@ import json
 import random
 from dataclasses import replace
 
+import pytest
+
 from spade_jax.config import MemoryConfig
 from spade_jax.roles.diversity import Embedder, Likeness
 from spade_jax.roles.memory import Memory, Record, render, summary
@@ -58,6 +60,30 @@ def test_draw_shows_learnable_records_by_regret_and_one_to_avoid():
     assert "easyEnv of x was too easy" in shown
     assert "l11Env of x won 0.50, regret 1.10" in shown
     assert len(memory.draw("Optimization", random.Random(0))) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, {"a", "b", "easy"}),
+        ({"positives": 0}, {"easy"}),
+        ({"negatives": 0}, {"a", "b"}),
+        ({"win_high": 0.5}, {"a", "easy"}),  # b, won too often now, is one of two to avoid
+        ({"win_high": 0.5, "negatives": 2}, {"a", "b", "easy"}),
+        ({"win_low": 0.6, "win_high": 1.0}, {"b", "easy", "a"}),
+    ],
+)
+def test_how_many_are_shown_and_which_teach_are_settings(settings, expected):
+    memory = Memory(MemoryConfig(**settings))
+    for name, win_rate in (("a", 0.5), ("b", 0.7), ("easy", 1.0)):
+        memory.add(record(name, win_rate))
+    draws = [memory.draw("Optimization", random.Random(seed)) for seed in range(1, 9)]
+    assert expected in [{line.split("Env")[0] for line in lines} for lines in draws]
+    taught = {line.split("Env")[0] for lines in draws for line in lines if "regret" in line}
+    low, high = memory.config.win_low, memory.config.win_high
+    rates = {"a": 0.5, "b": 0.7, "easy": 1.0}
+    teaching = {name for name, rate in rates.items() if low <= rate <= high}
+    assert taught == (teaching if memory.config.positives else set())
 
 
 def test_state_round_trip():
