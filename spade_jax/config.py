@@ -23,6 +23,7 @@ from spade_jax.roles_config import (
     CorpusConfig,
     DesignerConfig,
     Difficulty,
+    DiversityConfig,
     HintConfig,
     MemoryConfig,
 )
@@ -36,6 +37,7 @@ __all__ = [
     "CorpusConfig",
     "DesignerConfig",
     "Difficulty",
+    "DiversityConfig",
     "EngineConfig",
     "EnvsConfig",
     "HintConfig",
@@ -155,6 +157,7 @@ class Config:
     envs: EnvsConfig = field(default_factory=EnvsConfig)
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
+    diversity: DiversityConfig = field(default_factory=DiversityConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     warmstart: WarmstartConfig = field(default_factory=WarmstartConfig)
 
@@ -192,6 +195,12 @@ class Config:
                 f"{self.active_skills * (self.designer.designs // self.active_skills + 1)}"
             )
 
+        if self.designer.delay_steps > self.run.steps:
+            raise ConfigError(
+                f"designer.delay_steps={self.designer.delay_steps} is longer than the run of "
+                f"run.steps={self.run.steps}: no designer group would come due in it; set "
+                f"designer.delay_steps to at most {self.run.steps}, or raise run.steps"
+            )
         if self.reward.needs_steps and self.designer.delay_steps == 0:
             raise ConfigError(
                 "designer.delay_steps=0 leaves one step of plays, and the micro learning potential "

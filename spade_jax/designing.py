@@ -6,23 +6,24 @@ results, never on which reply came first. Judging programs is admission's work (
 `hinting`'s, and what a design is worth is `scoring`'s.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from spade_jax import hinting
 from spade_jax.config import Config
 from spade_jax.envs.admit import HINT_GATES, admit
-from spade_jax.envs.similarity import near_duplicate
 from spade_jax.errors import ConfigError
 from spade_jax.hinting import at_gate, joined, tried
 from spade_jax.roles import designer, judge, prompts, skills
-from spade_jax.roles.corpus import excerpt
+from spade_jax.roles.corpus import cut_tokens, excerpt
+from spade_jax.roles.diversity import Likeness
 from spade_jax.roles.prompts.tools import DOMAINS, VARIANT_TEXT, VARIANTS
 from spade_jax.roles_config import TOOL_PROMPTS, UNGROUNDED_PROMPTS, DesignPrompt
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.keys import episode_key, named_rng
 from spade_jax.stage import Stage
-from spade_jax.types import Design, EnvironmentSource, Gate
+from spade_jax.types import Design, EnvironmentSource, Gate, Measures
 
 NUM_IDEAS: dict[DesignPrompt, int] = {
     "multi_turn": 3,
@@ -37,7 +38,7 @@ def cycle_designs(stage: Stage, cycle: int) -> list[Design]:
     """Every answer of every attempt of a cycle, in the order of the attempts."""
     designs: list[Design] = []
     slots: Sequence[int] = range(stage.config.designer.designs)
-    known: dict[str, str] = {}
+    known = {record.environment_id: record.program for record in stage.curriculum.memory.records}
     for attempt_index in range(stage.config.designer.attempts):
         asked = requests(stage, cycle, slots, attempt_index)
         made = stage.runner.run(stage.engine.gather([attempt(stage, request) for request in asked]))
@@ -69,16 +70,25 @@ def requests(
             material.skill, named_rng(config.run.seed, "memory", design_id)
         )
         material = replace(material, memory=tuple(records))
-        document_id = ""
-        if config.designer.prompt not in UNGROUNDED_PROMPTS:
-            document = stage.corpus.next()
-            document_id = document.document_id
-            shown = excerpt(document, config.designer.document_words)
-            terms = stage.corpus.rare_terms(shown)[: designer.MAX_TERMS]
-            material = replace(material, document=shown, terms=terms)
+        document_id, material = _grounded(stage, material)
         material = fitted(config, stage.chat, material)
         asked.append(designer.Request(design_id, cycle, document_id, material))
     return asked
+
+
+def _grounded(stage: Stage, material: prompts.Material) -> tuple[str, prompts.Material]:
+    """Draw the document of a design, where the settings give it one, and its rare words."""
+    config = stage.config
+    if config.designer.prompt in UNGROUNDED_PROMPTS:
+        return "", material
+    document = stage.corpus.next(material.skill)
+    if document is None:  # the corpus is off
+        return "", material
+    shown = excerpt(document, config.designer.document_words)
+    if config.corpus.max_tokens:
+        shown = cut_tokens(shown, config.corpus.max_tokens, stage.chat.tokenizer)
+    terms = stage.corpus.rare_terms(shown)[: designer.MAX_TERMS]
+    return document.document_id, replace(material, document=shown, terms=terms)
 
 
 def _drawn(config: Config, skill: str, design_id: str) -> prompts.Material:
@@ -206,7 +216,9 @@ async def _judged(
         source.program,
         **tried(config, design_id),
         known=known,
-        duplicate_similarity=config.envs.duplicate_similarity,
+        duplicate_similarity=config.envs.duplicate_similarity
+        if config.diversity.duplicates == "refuse"
+        else math.inf,
     )
     draft = replace(draft, source=source, verdict=verdict)
     if verdict.admitted and config.designer.judge:
@@ -223,18 +235,22 @@ async def _judged(
 def refuse_duplicates(
     stage: Stage, designs: Sequence[Design], known: dict[str, str]
 ) -> list[Design]:
-    """Refuse a near-duplicate of an earlier design of this cycle; admission has seen to memory.
+    """Measure how near each admitted design is to the memory and to earlier ones of its cycle, and
+    refuse near-duplicates if the settings say so.
 
-    `known` holds the programs admitted so far in the cycle, and takes the new ones in.
+    `known` holds the programs to compare with, and takes the new ones in.
     """
-    threshold = stage.config.envs.duplicate_similarity
+    likeness = Likeness.of(stage.config)
     judged = []
     for design in designs:
         if design.verdict.admitted and design.source is not None:
-            _, reason = near_duplicate(design.source.program, known, threshold)
-            if reason:
-                design = joined(design, at_gate(Gate.DUPLICATE, reason))
+            near = likeness.nearest(design.source.program, known)
+            measures: Measures = {"similarity": near.program, "rules_similarity": near.rules}
+            if near.reason and stage.config.diversity.duplicates == "refuse":
+                verdict = at_gate(Gate.DUPLICATE, near.reason)
             else:
+                verdict = replace(design.verdict, gates={})
                 known[design.source.environment_id] = design.source.program
+            design = joined(design, replace(verdict, measures=measures))
         judged.append(design)
     return judged

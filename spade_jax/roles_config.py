@@ -1,5 +1,5 @@
-"""The sections of the configuration on the two roles: `designer`, `hint` and `agent`, and what the
-designer reads, `corpus` and `memory`.
+"""The sections of the configuration on the two roles: `designer`, `hint` and `agent`, what the
+designer reads, `corpus` and `memory`, and how alike its programs may be, `diversity`.
 """
 
 from dataclasses import dataclass
@@ -171,6 +171,7 @@ class AgentConfig(Section):
 class CorpusConfig(Section):
     """Where documents come from."""
 
+    enabled: bool = True  # off: designs are grounded in no document
     # a JSONL file with "orig_doc" or "text"; empty: docstrings of installed packages
     path: str = ""
     # packages whose docstrings make the embedded corpus
@@ -178,8 +179,17 @@ class CorpusConfig(Section):
     cache_dir: str = "~/.cache/spade_jax/corpus"  # where the embedded corpus is prepared
     min_words: int = 60  # shorter documents are dropped
     max_words: int = 6000  # longer documents are cut here
+    # tokens of a document that the designer is shown at most, after the cut by
+    # designer.document_words; 0: words alone decide
+    max_tokens: int = 0
+    # whether a skill draws from all documents or, in an order of its own, from those whose line
+    # names it under "skill" or names none
+    sampling: Literal["uniform", "per_skill"] = "uniform"
+    # epoch: no document twice before all were drawn; independent: by chance (the reference)
+    draws: Literal["epoch", "independent"] = "epoch"
 
     def __post_init__(self) -> None:
+        require(self.max_tokens >= 0, "corpus.max_tokens", self.max_tokens, "0 or more")
         require(
             bool(self.path) or bool(self.packages),
             "corpus.packages",
@@ -199,6 +209,9 @@ class MemoryConfig(Section):
     """The record of earlier environments that the designer is shown."""
 
     size: int = 200  # records kept, oldest out first; 0 turns memory off
+    # what is shown of a record: one line; some lines on how it reads and what it is made of; or, of
+    # a learnable one, the whole program
+    shows: Literal["line", "summary", "program"] = "line"
     positives: int = 2  # learnable records shown
     negatives: int = 1  # too easy or too hard records shown
     win_low: float = 0.15  # win rate from which a record counts as learnable
@@ -213,3 +226,29 @@ class MemoryConfig(Section):
             (self.win_low, self.win_high),
             "0 <= win_low <= win_high <= 1",
         )
+
+
+@dataclass(frozen=True)
+class DiversityConfig(Section):
+    """How the likeness of programs is measured, and what becomes of near-duplicates."""
+
+    # a near-duplicate of one that the memory holds, or of an earlier design of its cycle, is
+    # refused; played, its design earning reward.duplicate_reward less; or taken as any other
+    duplicates: Literal["refuse", "penalise", "allow"] = "refuse"
+    # cosine of the texts that two programs show from which they are near-duplicates; that of their
+    # code is envs.duplicate_similarity. Other words in one pattern reach 0.94
+    rules_similarity: float = 0.98
+    window: int = 100  # newest programs that the variety is measured on
+    # what texts are compared by: hashed character n-grams, or the package sentence-transformers
+    embedding: Literal["ngrams", "sentence"] = "ngrams"
+    encoder: str = "all-MiniLM-L6-v2"  # name or folder of the sentence encoder
+
+    def __post_init__(self) -> None:
+        require(
+            0 < self.rules_similarity <= 1,
+            "diversity.rules_similarity",
+            self.rules_similarity,
+            "above 0, at most 1",
+        )
+        require(self.window >= 2, "diversity.window", self.window, "at least 2")
+        require(bool(self.encoder), "diversity.encoder", self.encoder, "a name or a folder")

@@ -42,6 +42,7 @@ class Assessment:
     micro: float | None  # micro learning potential
     potential: float | None  # learning potential of its skill, before the bonus
     reward: float | None  # what its design earns unless it is punished
+    skill: str = ""
 
     @property
     def win_variance(self) -> float | None:
@@ -54,10 +55,15 @@ class Judged:
     """The designs that came due: groups with contrast, and what was measured on the way."""
 
     groups: list[Group]
-    rewards: list[float]
+    rewards_by_skill: dict[str, list[float]]
     num_punished: int
     assessments: list[Assessment]  # of every environment that came due
     tracker_gaps: list[float]  # of the skills whose trackers moved
+
+    @property
+    def rewards(self) -> list[float]:
+        """What the designs earned that came due."""
+        return [earned for rewards in self.rewards_by_skill.values() for earned in rewards]
 
 
 @dataclass(frozen=True)
@@ -222,16 +228,22 @@ def judge(config: Config, due: Sequence[Pending], moving: dict[str, Tracker]) ->
             found = None
             if item.source is not None and item.verdict.admitted:
                 tally = pending.tallies[item.source.environment_id]
-                found = assess(config.reward, tally, base.get(item.skill))
+                found = replace(
+                    assess(config.reward, tally, base.get(item.skill)), skill=item.skill
+                )
                 assessments.append(found)
             punished = _penalty(config.reward, pending, item)
-            num_punished += punished is not None
             earned = found.reward if punished is None and found is not None else punished
+            if punished is None and earned is not None and _is_duplicate(config, item):
+                earned = punished = penalty.of_duplicate(earned, _amounts(config.reward))
+            num_punished += punished is not None
             if earned is not None:
                 members.setdefault(f"{pending.cycle}/{item.skill}", []).append((item, earned))
-    groups = []
+    groups, rewards_by_skill = [], {}
     for key, scored in members.items():
-        rewards = np.asarray([earned for _, earned in scored], np.float32)
+        earned_here = [earned for _, earned in scored]
+        rewards_by_skill.setdefault(scored[0][0].skill, []).extend(earned_here)
+        rewards = np.asarray(earned_here, np.float32)
         if has_contrast(rewards):
             advantages = group_advantages(rewards, config.reward.designer_norm)
             trajectories = tuple(design.trajectory for design, _ in scored)
@@ -239,7 +251,7 @@ def judge(config: Config, due: Sequence[Pending], moving: dict[str, Tracker]) ->
     rates = {"fast_rate": config.reward.tracker_fast, "slow_rate": config.reward.tracker_slow}
     return Judged(
         groups,
-        [earned for scored in members.values() for _, earned in scored],
+        rewards_by_skill,
         num_punished,
         assessments,
         [trackers.gap(moving[skill], **rates) for skill in sorted(moved)],
@@ -266,14 +278,7 @@ def _move(reward: RewardConfig, pending: Pending, moving: dict[str, Tracker]) ->
 
 def _penalty(reward: RewardConfig, pending: Pending, item: Design) -> float | None:
     """What a design pays for being refused or for breaking in play; None when it pays nothing."""
-    amounts: Mapping[penalty.Kind, float] = {
-        "invalid": reward.invalid_reward,
-        "unsound": reward.unsound_reward,
-        "duplicate": reward.duplicate_reward,
-        "hint": reward.hint_reward,
-        "hang": reward.hang_reward,
-        "fault": reward.fault_reward,
-    }
+    amounts = _amounts(reward)
     if reward.punish == "none":
         return None
     if not item.verdict.admitted or item.source is None:
@@ -282,6 +287,26 @@ def _penalty(reward: RewardConfig, pending: Pending, item: Design) -> float | No
     if reward.punish == "hangs":
         faults = [outcome for outcome in faults if outcome == penalty.HANG]
     return penalty.of_faults(faults, amounts)
+
+
+def _amounts(reward: RewardConfig) -> Mapping[penalty.Kind, float]:
+    return {
+        "invalid": reward.invalid_reward,
+        "unsound": reward.unsound_reward,
+        "duplicate": reward.duplicate_reward,
+        "hint": reward.hint_reward,
+        "hang": reward.hang_reward,
+        "fault": reward.fault_reward,
+    }
+
+
+def _is_duplicate(config: Config, item: Design) -> bool:
+    """Whether a design pays for being a near-duplicate that was played."""
+    measures = item.verdict.measures
+    return config.diversity.duplicates == "penalise" and (
+        measures.get("similarity", 0.0) >= config.envs.duplicate_similarity
+        or measures.get("rules_similarity", 0.0) >= config.diversity.rules_similarity
+    )
 
 
 def balance(

@@ -13,6 +13,7 @@ from spade_jax import designing, scoring
 from spade_jax.config import Config
 from spade_jax.curriculum import Pending, PlayTally
 from spade_jax.roles import agent, memory
+from spade_jax.roles.diversity import Likeness
 from spade_jax.rollout.keys import episode_key
 from spade_jax.scoring import Scored
 from spade_jax.stage import Stage, instance_seeds
@@ -32,13 +33,16 @@ def design(stage: Stage, step: int) -> list[Design]:
     """
     cycle = step // stage.config.run.cycle_steps
     designs = designing.cycle_designs(stage, cycle)
-    admitted = [
+    stage.curriculum.window.add(designs, Likeness.of(stage.config), stage.config.diversity.window)
+    found = [
         Environment(
             design.source, design.hint, cycle, design.design_id, design.verdict, design.seed_hints
         )
         for design in designs
         if design.verdict.admitted and design.source is not None and design.hint is not None
     ]
+    # the same program twice, where that is allowed, is one environment
+    admitted = list({environment.environment_id: environment for environment in found}.values())
     if admitted:
         stage.curriculum.environments = admitted
     tallies = {environment.environment_id: PlayTally() for environment in admitted}
@@ -119,6 +123,7 @@ def score(stage: Stage, episodes: Sequence[Episode], step: int, *, flush: bool) 
         for episode in episodes:
             if episode.environment_id in pending.tallies:
                 pending.tallies[episode.environment_id].add(episode, paired=pending.step == step)
+    curriculum.observe(episodes, config.designer.designs)
     _remember(stage)
     due = [
         pending
@@ -135,6 +140,7 @@ def score(stage: Stage, episodes: Sequence[Episode], step: int, *, flush: bool) 
 
 def _remember(stage: Stage) -> None:
     """Write or refresh the memory record of every environment that has been played."""
+    likeness = Likeness.of(stage.config)
     for pending in stage.curriculum.pending:
         for item in pending.designs:
             tally = None if item.source is None else pending.tallies.get(item.source.environment_id)
@@ -155,5 +161,6 @@ def _remember(stage: Stage) -> None:
                     None if regret is None else regret.mean,
                     pending.cycle,
                     item.source.program,
-                )
+                ),
+                likeness,
             )

@@ -37,6 +37,7 @@ from spade_jax.learner.batch import make_batch
 from spade_jax.learner.checkpoint import Checkpoints
 from spade_jax.learner.step import Learner, TrainState
 from spade_jax.roles.corpus import Corpus
+from spade_jax.roles.diversity import embedder
 from spade_jax.roles.memory import Memory
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.engine import Engine
@@ -284,7 +285,8 @@ def make_stage(
         chat.with_thinking(section.thinking)  # refuses what the template cannot do
     designing.check(config, chat)
     logger.info("chat template %s, thinking %s", chat.template.name, chat.template.thinks)
-    corpus = Corpus.load(config.corpus, config.run.seed)
+    corpus = Corpus.load(config.corpus, config.run.seed, skills=config.designer.skills)
+    embedder(config.diversity)  # refuses an encoder that is not there
     limits = Limits(**{f.name: getattr(config.envs, f.name) for f in dataclasses.fields(Limits)})
     pool = Pool(limits)
     runner.run(pool.start())

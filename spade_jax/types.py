@@ -76,6 +76,7 @@ class Document:
     document_id: str
     title: str
     text: str
+    skills: tuple[str, ...] = ()  # that it is meant for; all, if it names none
 
 
 @dataclass(frozen=True)
@@ -182,6 +183,7 @@ class Measures(TypedDict, total=False):
     """What admission measured; a key is absent when its gate was not reached."""
 
     similarity: float  # to the nearest program that was known
+    rules_similarity: float  # of the texts it shows, to the nearest known program's
     num_instances: int  # different solutions among the seeds
     num_solution_seeds: int  # seeds that the solution won
     leak_frac: float  # instances whose first observation tells the answer

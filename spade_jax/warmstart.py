@@ -69,6 +69,11 @@ def warmstart(config: Config) -> Path:
 
 
 def _teach(config: Config, out: Path) -> None:
+    if not config.corpus.enabled:
+        raise ConfigError(
+            "corpus.enabled=False, but the warm start teaches designs that are grounded in "
+            "documents; leave it on for `warmstart`"
+        )
     corpus = Corpus.load(config.corpus, config.run.seed)
     if start := config.warmstart.init_from:
         tokenizer = load_tokenizer(start)

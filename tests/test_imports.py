@@ -101,6 +101,8 @@ NO_JAX = (
     "spade_jax.terminal",
     "spade_jax.play",
     "spade_jax.doctor",
+    "spade_jax.roles.digests",
+    "spade_jax.roles.diversity",
 )
 NUMPY_ONLY = {"spade_jax.types": {"numpy", "jaxtyping"}, "spade_jax.errors": set()}
 STDLIB_ONLY = (

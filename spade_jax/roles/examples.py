@@ -100,14 +100,16 @@ def text_examples(
     band: MemoryConfig,
     skills: Sequence[str] = SKILLS,
 ) -> Iterator[Example]:
-    """Endless designs and hints, three designs to one hint; `band` says which records teach."""
+    """Endless designs and hints, three designs to one hint; `band` says which records teach, and
+    what is shown of them.
+    """
     rng = random.Random(f"text/{seed}")
     while True:
         records, avoid = _memory_lines(rng, corpus, document_words, band, skills)
         skill = records[0].skill if records else None
         item = ground(rng, corpus, document_words, avoid, skill, skills)
         lines = [
-            memory.render(record, band.win_low <= record.win_rate <= band.win_high)
+            memory.render(record, band.win_low <= record.win_rate <= band.win_high, band.shows)
             for record in records
         ]
         prompt = compact.designer(item.skill, item.difficulty, item.excerpt, item.terms, lines)
