@@ -226,9 +226,9 @@ def test_memory_is_shown_unless_it_is_off(stage):
         stage.engine = Reciter(stage.chat)
         selfplay.design(stage, 0)
         selfplay.score(stage, selfplay.play(stage, 0), 0, flush=False)
-        asked = designing.requests(stage, 2)  # the same skills as in cycle 0
+        asked = designing.requests(stage, 2, range(6), 0)  # the same skills as in cycle 0
         assert len(stage.curriculum.memory.records) == (3 if size else 0)
-        shown = [text for request in asked for text in request.memory]
+        shown = [text for request in asked for text in request.material.memory]
         if not size:
             assert shown == []
             continue
@@ -240,18 +240,18 @@ def test_memory_is_shown_unless_it_is_off(stage):
 
 def test_without_a_corpus_no_document_is_shown(stage):
     stage.corpus = Corpus([], 0)
-    (request, *_) = designing.requests(stage, 0)
-    assert (request.document_id, request.excerpt, request.terms) == ("", "", ())
+    (request, *_) = designing.requests(stage, 0, range(6), 0)
+    assert (request.document_id, request.material.document, request.material.terms) == ("", "", ())
     designs = selfplay.design(stage, 0)
     assert "title" not in stage.engine.prompts[0] and "weight" not in stage.engine.prompts[0]
     assert {design.document_id for design in designs} == {""}
 
 
 def test_an_excerpt_is_cut_to_tokens(stage):
-    whole = designing.requests(stage, 0)[0].excerpt
+    whole = designing.requests(stage, 0, range(6), 0)[0].material.document
     stage.config = replace(stage.config, corpus=CorpusConfig(max_tokens=20))
     encode = stage.chat.tokenizer.encode
-    cut = designing.requests(stage, 0)[0].excerpt
+    cut = designing.requests(stage, 0, range(6), 0)[0].material.document
     assert len(encode(cut)) <= 20 < len(encode(whole)) and cut.endswith("[...]")
 
 
@@ -259,8 +259,8 @@ def test_skills_take_turns_and_two_skills_stay(stage):
     def asked(**settings):
         designer = DesignerConfig(designs=6, delay_steps=0, **settings)
         stage.config = replace(stage.config, designer=designer)
-        cycles = [designing.requests(stage, cycle) for cycle in range(3)]
-        return [Counter(request.skill for request in requests) for requests in cycles]
+        cycles = [designing.requests(stage, cycle, range(6), 0) for cycle in range(3)]
+        return [Counter(request.material.skill for request in requests) for requests in cycles]
 
     six = asked(skills_per_cycle=3)
     assert six[0] == six[2] and not six[0] & six[1]
@@ -272,5 +272,5 @@ def test_skills_take_turns_and_two_skills_stay(stage):
 def test_a_skill_of_its_own_documents_is_shown_them(stage):
     documents = [Document(f"d/{skill}", "t", "words " * 9, (skill,)) for skill in DRAWS]
     stage.corpus = Corpus(documents, 0, sampling="per_skill")
-    for request in designing.requests(stage, 0):
-        assert request.document_id == f"d/{request.skill}"
+    for request in designing.requests(stage, 0, range(6), 0):
+        assert request.document_id == f"d/{request.material.skill}"
