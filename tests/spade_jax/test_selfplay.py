@@ -192,6 +192,7 @@ def test_one_game_in_two_codings_is_a_near_duplicate_by_its_texts(threshold, dup
     first, second = designing.refuse_duplicates(
         stage,
         [replace(design(0), source=replace(SOURCES[0], program=text)) for text in texts],
+        {},
     )
     assert (first.verdict.gate, second.verdict.gate) == ("", gate)
     assert second.verdict.measures["similarity"] < 0.3
@@ -200,7 +201,11 @@ def test_one_game_in_two_codings_is_a_near_duplicate_by_its_texts(threshold, dup
     remembered = stage_with([])
     remembered.config = stage.config
     remembered.curriculum.memory.add(Record("jar", "Optimization", "", 0.5, 0.1, 0, texts[0]))
-    (judged,) = designing.refuse_duplicates(remembered, [replace(second, verdict=ADMITTED)])
+    known = {
+        record.environment_id: record.program for record in remembered.curriculum.memory.records
+    }
+    again = [replace(second, verdict=ADMITTED)]
+    (judged,) = designing.refuse_duplicates(remembered, again, known)
     assert judged.verdict.gate == gate and ("jar" in judged.verdict.reason) == bool(gate)
 
 
