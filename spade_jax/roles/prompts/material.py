@@ -67,6 +67,7 @@ class ToolSize:
     messages: tuple[int, int]
     tools: tuple[int, int]
     calls: tuple[int, int]  # of one message
+    changes: int  # that depend on each other, at least, in a single task
     distractors: int
     records: tuple[int, int]
     turns: int
@@ -74,7 +75,7 @@ class ToolSize:
 
 
 TOOL_SIZES: dict[Difficulty, ToolSize] = {
-    "easy": ToolSize((2, 3), (3, 4), (1, 2), 1, (8, 12), 12, False),
-    "medium": ToolSize((3, 4), (4, 6), (2, 4), 1, (12, 24), 18, False),
-    "hard": ToolSize((4, 5), (6, 8), (4, 6), 2, (24, 50), 25, True),
+    "easy": ToolSize((3, 4), (3, 4), (1, 3), 3, 1, (10, 15), 12, False),
+    "medium": ToolSize((3, 5), (4, 6), (2, 5), 4, 1, (15, 25), 18, False),
+    "hard": ToolSize((4, 5), (6, 8), (4, 8), 6, 2, (25, 50), 25, True),
 }

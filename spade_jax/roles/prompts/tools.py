@@ -143,11 +143,10 @@ def single(material: Material, hint_words: int) -> Prompt:
     size = TOOL_SIZES[material.difficulty]
     skill = CATALOGUE[material.skill]
     turns = min(size.turns, material.max_turns)
-    changes = size.messages[1]
     order = (
         f"YOUR ORDER\nSkill: {material.skill} ({skill.category}). {skill.description} Harder "
         f"means: {skill.complexity}.\n{_ideas(material)}"
-        f"Difficulty: {material.difficulty}. One message with answer=; at least {max(3, changes)} "
+        f"Difficulty: {material.difficulty}. One message with answer=; at least {size.changes} "
         f"changes that depend on each other, {_range(size.tools)} tools, {_range(size.records)} "
         f"records. MAX_TURNS = {turns}, and solution() has at most {turns - 2} turns."
         f"{_partial(size.partial)}"
