@@ -41,4 +41,9 @@ trap 'rm -f "$messages"' EXIT
 cat "$messages" >&2
 export CUDA_VISIBLE_DEVICES="$gpu" JAX_PLATFORMS=cuda
 cd "$root"
-"$root/.venv/bin/python" "$root/launch/gpu_check.py" --gpu "$line" --limit-s "$limit_s"
+code=0
+"$root/.venv/bin/python" "$root/launch/gpu_check.py" --gpu "$line" --limit-s "$limit_s" || code=$?
+case $code in
+0 | 3) exit "$code" ;; # it has printed its line
+*) failed_early stages "launch/gpu_check.py ended with exit code $code" ;;
+esac

@@ -55,7 +55,7 @@ on_all() {
         rm -f "$heard"
         return 0
     fi
-    missing=$(comm -23 <(seq 0 $((workers - 1)) | sort) <(sed -n "s/^spade-jax-worker \([0-9]*\) $mark.*/\1/p" "$heard" | sort -u))
+    missing=$(comm -23 <(seq 0 $((workers - 1)) | sort) <(sed -n "s/.*spade-jax-worker \([0-9]*\) $mark.*/\1/p" "$heard" | sort -u))
     rm -f "$heard"
     [ -z "$missing" ] || lost "not $mark: worker(s) $(printf '%s' "$missing" | sort -n | tr '\n' ' ')of $workers; the reason is above"
 }
@@ -95,18 +95,21 @@ read_statuses() {
     local answer
     statuses=''
     answer=$(on_worker all "if [ -e spade_jax/launch/worker.sh ]; then $(worker_does status); fi" 2>/dev/null) || true
-    statuses=$(sed -n 's/^spade-jax-worker \([0-9]*\) status /\1 /p' <<<"$answer" | sort -n)
+    statuses=$(sed -n 's/.*spade-jax-worker \([0-9]*\) status /\1 /p' <<<"$answer" | sort -n)
     [ -n "$statuses" ] && [ "$(wc -l <<<"$statuses")" -eq "$workers" ]
 }
 
-follow() { # from this many lines before the end of the log
-    on_worker 0 "$(worker_does follow "$1")" &
+# From so many lines before the end of the log. A process group of its own, so that all of it can be ended.
+follow() {
+    set -m
+    on_worker 0 "$(worker_does follow "$1")" </dev/null &
     follower=$!
+    set +m
 }
 
 stop_following() {
     [ -n "$follower" ] || return 0
-    kill "$follower" 2>/dev/null || true
+    kill -- "-$follower" 2>/dev/null || true
     wait "$follower" 2>/dev/null || true
     follower=''
 }
