@@ -135,7 +135,11 @@ run_to_the_end() {
             say "the machines were taken away; asking for new ones, then the run resumes from its newest checkpoint"
             continue
             ;;
-        "$REFUSED") fail "the run refused its settings or its folder (the reason is above); it is not tried again" ;;
+        "$REFUSED")
+            # Later on the same exit status can mean a full disk or a bucket that was out of reach for a while.
+            [ $((SECONDS - begun)) -ge 900 ] ||
+                fail "the run refused its settings or its folder (the reason is above); it is not tried again"
+            ;;
         esac
         [ $((SECONDS - begun)) -lt 1800 ] || failures=0 # it got somewhere in between
         failures=$((failures + 1))
