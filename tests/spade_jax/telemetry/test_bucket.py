@@ -1,4 +1,5 @@
-"""A run folder in a bucket, which is a stand-in: what is in it when, and how a new machine finds it."""
+"""A run folder in a bucket, which is a stand-in: what is there when, and how a new machine goes on.
+"""
 
 import json
 from collections.abc import Iterator
@@ -40,10 +41,9 @@ def write_step(run: RunFolder, step: int) -> None:
 
 
 def names(store: Store) -> set[str]:
+    """The first two parts of the name of each object of the run."""
     found = [name.removeprefix("bucket/runs/one/") for name in store.names("bucket/runs/one/")]
-    return {
-        name.split("/")[0] + "/" + name.split("/")[1] if "/" in name else name for name in found
-    }
+    return {"/".join(name.split("/")[:2]) for name in found}
 
 
 def files(folder: Path) -> set[str]:
