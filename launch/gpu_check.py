@@ -23,6 +23,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 LOGS = ROOT / "runs" / "gpu_check"
 TAIL_LETTERS = 600
+SAMPLER = ("assets/tiny", "--parts", "peers", "roofline", "--repeat", "1")
+LEARNER = ("assets/tiny",)
 FAILED = 3  # exit code once the line was printed; Python's own for a crash is 1
 
 
@@ -46,8 +48,8 @@ def stages(python: str, run: Path) -> list[Stage]:
         Stage("device", (python, "-c", show), 60, _device),
         Stage("tests", (python, "-m", "pytest", "-m", "gpu", "-q", "-rs", "tests"), 150, _tests),
         Stage("tiny_run", train, 170, lambda _: _run(run)),
-        Stage("sampler", (python, "benchmarks/sampler.py", "--gpu-check"), 100, _benchmark),
-        Stage("learner", (python, "benchmarks/learner.py", "--gpu-check"), 100, _benchmark),
+        Stage("sampler", (python, "benchmarks/sampler.py", *SAMPLER), 100, _benchmark),
+        Stage("learner", (python, "benchmarks/learner.py", *LEARNER), 100, _benchmark),
     ]
 
 

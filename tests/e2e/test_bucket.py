@@ -17,7 +17,13 @@ def test_a_run_in_a_bucket_resumes_on_a_new_machine_to_the_same_bits(tmp_path: P
     kept = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     done = subprocess.run(
         [sys.executable, str(ROOT / "tests" / "e2e" / "bucket_scenario.py"), str(tmp_path)],
-        env=kept | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(path)},
+        env=kept
+        | {
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": os.pathsep.join(path),
+            "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),  # the three runs compile once
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        },
         capture_output=True,
         text=True,
         timeout=600,
