@@ -68,8 +68,9 @@ class Cloud:
         return getattr(self, f"{kind}_{verb}".replace("-", "_"))(plain[4:], flags)
 
     def storage(self, plain: list[str], flags: dict) -> int:
-        if plain[1] == "buckets":
-            return 0 if plain[3] == "gs://bucket" else refuse(f"{plain[3]} not found: 404")
+        assert plain[1] == "ls", plain
+        if plain[2].count("/") == 2:
+            return 0 if plain[2] == "gs://bucket" else refuse(f"{plain[2]} not found: 404")
         there = self.folder / "bucket" / plain[2].removeprefix("gs://bucket/")
         return 0 if there.exists() else refuse("One or more URLs matched no objects.")
 

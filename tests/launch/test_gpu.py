@@ -2,6 +2,7 @@
 commands: what is wrong with a driver is said, and no failure is missing from the line of JSON."""
 
 import json
+import subprocess
 import sys
 from typing import Any
 
@@ -85,6 +86,26 @@ def test_runs_on_all_gpus_with_the_extra(stand_in: Any):
     assert "GPU 1, NVIDIA H200, 570.86.15" in output
     assert "0,1 cuda train configs/micro.py --run.dir runs/micro --run.steps 2" in output
     assert (stand_in.root / ".venv" / "spade-jax-installed-cuda").exists()
+
+
+def test_the_example_for_slurm(stand_in: Any):
+    """It is called as a copy elsewhere, and given its GPUs by Slurm."""
+    Gpus(stand_in).seen(1)
+    script = (stand_in.root / "launch" / "slurm.sbatch").read_text()
+    write_command(stand_in.bin / "srun", '#!/bin/sh\nexec "$@"\n')
+    (stand_in.folder / "slurm_script").write_text(script)
+    given = {"SLURM_SUBMIT_DIR": str(stand_in.root), "SLURM_JOB_ID": "7"}
+    done = subprocess.run(
+        ["bash", "slurm_script", "configs/micro.py", "--run.steps", "2"],
+        cwd=stand_in.folder,
+        env=stand_in.environment() | given | {"CUDA_VISIBLE_DEVICES": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    expected = "1 cuda train configs/micro.py --run.dir runs/slurm-7 --run.steps 2 --resume-if-any"
+    assert expected in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_dry_run_prints_every_command_and_calls_none(stand_in: Any):
     assert stand_in.calls() == []
     shown = [line for line in output.splitlines() if line.startswith("+ ")]
     wanted = (
-        r"storage buckets describe gs://bucket ",
+        r"storage ls gs://bucket ",
         r"queued-resources describe games ",
         r"queued-resources create games --node-id games --accelerator-type v5p-16 "
         r"--runtime-version v2-alpha-tpuv5 --async --spot ",

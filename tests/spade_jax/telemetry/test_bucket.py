@@ -1,4 +1,4 @@
-"""A run folder in a bucket, which is a stand-in: what is there when, and how a new machine goes on."""
+"""A run folder in a bucket, which is a stand-in: what is there when, and how a machine resumes."""
 
 import json
 from collections.abc import Iterator
