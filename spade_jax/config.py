@@ -29,6 +29,9 @@ from spade_jax.roles_config import (
 )
 from spade_jax.settings import Section, check_fields, require
 
+SCHEMES = ("gs", "s3", "az")
+"""Buckets that a run folder can be in."""
+
 __all__ = [
     "SKILLS",
     "AgentConfig",
@@ -56,7 +59,8 @@ __all__ = [
 class RunConfig(Section):
     """The run as a whole."""
 
-    dir: str = "runs/tiny"  # run folder: config, metrics, episodes, environments, checkpoints
+    dir: str = "runs/tiny"  # run folder, or gs://BUCKET/PATH; holds all that a run leaves
+    spool_dir: str = "~/.cache/spade_jax/spool"  # local folder in which one in a bucket is written
     seed: int = 0  # every random choice of the run is derived from it
     steps: int = 12  # optimiser steps
     cycle_steps: int = 4  # steps between two designer generations
@@ -67,6 +71,9 @@ class RunConfig(Section):
 
     def __post_init__(self) -> None:
         require(bool(self.dir), "run.dir", self.dir, "a folder name")
+        scheme = self.dir.partition("://")[0] if "://" in self.dir else "gs"
+        require(scheme in SCHEMES, "run.dir", self.dir, f"a folder, or a URL of {SCHEMES}")
+        require(bool(self.spool_dir), "run.spool_dir", self.spool_dir, "a folder name")
         require(0 <= self.seed < 2**31, "run.seed", self.seed, "0 to 2147483647")
         require(self.steps >= 1, "run.steps", self.steps, "at least 1")
         require(self.cycle_steps >= 1, "run.cycle_steps", self.cycle_steps, "at least 1")
@@ -99,6 +106,10 @@ class TelemetryConfig(Section):
     """What is shown while the run goes on."""
 
     live: bool = True  # a live table when the terminal can show one; plain lines otherwise
+    profile_steps: int = 0  # steps, from the second on, of which the run folder gets a trace
+
+    def __post_init__(self) -> None:
+        require(self.profile_steps >= 0, "telemetry.profile_steps", self.profile_steps, "0 or more")
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from spade_jax.errors import CheckpointError, ConfigError
 from spade_jax.learner.batch import make_batch
 from spade_jax.learner.checkpoint import Checkpoints
 from spade_jax.learner.step import Learner, TrainState
+from spade_jax.profiling import traced
 from spade_jax.roles.corpus import Corpus
 from spade_jax.roles.diversity import embedder
 from spade_jax.roles.memory import Memory
@@ -44,7 +45,7 @@ from spade_jax.rollout.engine import Engine
 from spade_jax.rollout.templates import choose
 from spade_jax.stage import Stage
 from spade_jax.telemetry.live import LiveView
-from spade_jax.telemetry.sinks import RunFolder, write_atomic
+from spade_jax.telemetry.sinks import RunFolder
 from spade_jax.telemetry.summary import closing, read_metrics, summary
 from spade_jax.telemetry.timing import Phases
 from spade_jax.types import Design, Episode, Group, Role
@@ -53,6 +54,7 @@ logger = logging.getLogger(__name__)
 
 FREE_FIELDS = (
     "run.dir",
+    "run.spool_dir",
     "run.init_from",
     "run.steps",
     "run.checkpoint_steps",
@@ -65,6 +67,7 @@ FREE_FIELDS = (
     "envs.unsafe_sandbox",
     "corpus.cache_dir",
     "telemetry.live",
+    "telemetry.profile_steps",
 )
 """Settings that may differ on resume, and the section `warmstart`: no step depends on them.
 
@@ -73,8 +76,12 @@ FREE_FIELDS = (
 """
 
 
-def train(config: Config, *, resume: bool = False) -> Path:
-    """Run self-play to the last step and return the run folder."""
+def train(config: Config, *, resume: bool | None = False) -> Path:
+    """Run self-play to the last step and return the run folder, or its spool if it is in a bucket.
+
+    Args:
+        resume: go on with the run in the folder; None: if there is one.
+    """
     with start_run(config, resume=resume) as run:
         for step in run.remaining_steps():
             designs = run.design(step) if step % config.run.cycle_steps == 0 else []
@@ -105,9 +112,11 @@ class Run:
     phases: Phases
     view: LiveView
 
-    def remaining_steps(self) -> range:
-        """Steps not yet in a checkpoint."""
-        return range(self.first_step, self.config.run.steps)
+    def remaining_steps(self) -> Iterator[int]:
+        """Steps not yet in a checkpoint, some of them under the profiler."""
+        count = self.config.telemetry.profile_steps if jax.process_index() == 0 else 0
+        steps = range(self.first_step, self.config.run.steps)
+        return traced(steps, count, self.folder.path / "profile")
 
     def is_last(self, step: int) -> bool:
         """Whether pending designer groups must be flushed."""
@@ -168,6 +177,7 @@ class Run:
                 "corpus": self.stage.corpus.state(),
                 "sandbox": self.stage.pool.sandbox.label,
             }
+            self.folder.push()  # before it: the newest checkpoint is never ahead of the rest
             self.checkpoints.save(step, self.state, host)
 
     def log(self, step: int, metrics: dict[str, int | float]) -> None:
@@ -190,7 +200,8 @@ class Run:
         moved = self._moved()
         lines = read_metrics(self.folder.path / "metrics.jsonl")
         self.folder.save_summary(summary(lines, moved))
-        logger.info("%s", closing(lines, moved, self.folder.path))
+        self.folder.push()
+        logger.info("%s", closing(lines, moved, self.folder.name))
         return self.folder.path
 
     def _moved(self) -> float | None:
@@ -207,7 +218,7 @@ class Run:
 
 
 @contextlib.contextmanager
-def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
+def start_run(config: Config, *, resume: bool | None) -> Iterator[Run]:
     """Open the run folder, build every part, restore the newest checkpoint if resuming, and close
     all on the way out.
 
@@ -220,9 +231,13 @@ def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
             "run.init_from is empty: expected a folder with a tokenizer and weights, such as "
             "assets/tiny"
         )
-    folder = RunFolder(config.run.dir)
+    process = jax.process_index()
+    spool = Path(config.run.spool_dir, f"process_{process}")  # one each: they may share a disk
+    folder = RunFolder(config.run.dir, spool=spool, writes=process == 0)
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.locked())
+        if resume is None:
+            resume = folder.saved_config() is not None
         _check_folder(folder, config, resume=resume)
         runner = stack.enter_context(asyncio.Runner())
         mesh = build_mesh(**dataclasses.asdict(config.mesh))
@@ -248,8 +263,9 @@ def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
         stage.engine.load(state.params, version)
         # The tokenizer goes along: the run must not depend on a folder that may be made again.
         for name, content in tokenizer.files.items():
-            write_atomic(folder.path / name, content)
+            folder.save_file(name, content)
         folder.save_config(to_dict(config))
+        folder.push()
         view = stack.enter_context(LiveView(config.run.steps, config.telemetry.live))
         yield Run(
             config,
@@ -300,7 +316,7 @@ def make_stage(
 def _check_folder(folder: RunFolder, config: Config, *, resume: bool) -> None:
     """Refuse a folder that is another run's; a start that fails later leaves it free."""
     saved = folder.saved_config()
-    where = f"run.dir={str(folder.path)!r}"
+    where = f"run.dir={folder.name!r}"
     if saved is None:
         if resume:
             raise ConfigError(f"--resume: {where} holds no run; leave --resume out to start one")
@@ -360,7 +376,7 @@ def _restore(
     finished = step + 1 >= config.run.steps
     if finished and folder.has_summary():
         raise CheckpointError(
-            f"{folder.path} is finished: its checkpoint is of step {step + 1} of "
+            f"{folder.name} is finished: its checkpoint is of step {step + 1} of "
             f"run.steps={config.run.steps}; raise --run.steps to go on"
         )
     _check_steps(folder, step)
@@ -387,12 +403,12 @@ def _check_steps(folder: RunFolder, newest: int | None) -> None:
         unsaved = saved.get("run", {}).get("checkpoint_steps", 1)
         if len(logged) > unsaved:
             raise CheckpointError(
-                f"{folder.path} has metrics of {len(logged)} steps but no checkpoint; put "
+                f"{folder.name} has metrics of {len(logged)} steps but no checkpoint; put "
                 f"{folder.checkpoints} back, or start again in another run.dir"
             )
     elif logged[: newest + 1] != list(range(newest + 1)):
         raise CheckpointError(
-            f"{folder.path / 'metrics.jsonl'} has whole lines of the steps {logged[:20]}, but the "
+            f"{folder.name}/metrics.jsonl has whole lines of the steps {logged[:20]}, but the "
             f"checkpoint is of step {newest}; put the missing lines back, or start again in "
             "another run.dir"
         )

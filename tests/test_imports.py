@@ -38,6 +38,7 @@ SELFPLAY = ROLES | {
 }
 COMMAND = SELFPLAY | {
     "spade_jax.measures",
+    "spade_jax.profiling",
     "spade_jax.learner",
     "spade_jax.train",
     "spade_jax.warmstart",
@@ -72,6 +73,7 @@ ALLOWED: dict[str, set[str]] = {
     "spade_jax.designing": ROLES | {"spade_jax.curriculum", "spade_jax.stage", "spade_jax.hinting"},
     "spade_jax.selfplay": SELFPLAY,
     "spade_jax.measures": SELFPLAY,
+    "spade_jax.profiling": GLOSSARY,
     "spade_jax.train": COMMAND,
     "spade_jax.warmstart": COMMAND,
     "spade_jax.plan": COMMAND,

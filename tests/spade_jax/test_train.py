@@ -57,6 +57,7 @@ def test_a_quarantine_outlives_the_run(tmp_path):
         run = object.__new__(Run)
         run.config, run.stage, run.state = config, asyncio.run(offend()), state
         run.version, run.checkpoints, run.phases = 0, checkpoints, Phases()
+        run.folder = RunFolder(tmp_path)
         run.checkpoint(config.run.checkpoint_steps - 1)
 
         fresh = made_stage()
