@@ -51,9 +51,9 @@ class Assessment:
 
 @dataclass(frozen=True)
 class Judged:
-    """The designs that came due: groups with contrast, and what was measured on the way."""
+    """The designs that came due: their groups, and what was measured on the way."""
 
-    groups: list[Group]
+    groups: list[Group]  # those with contrast; all with learner.zero_variance="keep"
     rewards: list[float]
     num_punished: int
     assessments: list[Assessment]  # of every environment that came due
@@ -163,9 +163,11 @@ def _positive(value: float | None) -> float | None:
     return None if value is None else max(0.0, value)
 
 
-def agent_groups(reward: RewardConfig, episodes: Sequence[Episode]) -> tuple[list[Group], int]:
-    """Unhinted, scored episodes by instance or by environment; groups without contrast teach
-    nothing and are only counted.
+def agent_groups(
+    reward: RewardConfig, episodes: Sequence[Episode], *, keep_flat: bool = False
+) -> tuple[list[Group], int]:
+    """Unhinted, scored episodes by instance or by environment, and how many groups have no
+    contrast: these have no advantage to teach, and are left out unless `keep_flat`.
     """
     members: dict[str, list[Episode]] = {}
     for episode in episodes:
@@ -179,7 +181,8 @@ def agent_groups(reward: RewardConfig, episodes: Sequence[Episode]) -> tuple[lis
         rewards = np.asarray([episode.episode_return for episode in group], np.float32)
         if not has_contrast(rewards):
             zero_variance += 1
-            continue
+            if not keep_flat:
+                continue
         trajectories = tuple(e.trajectory for e in group if e.trajectory is not None)
         advantages = group_advantages(rewards, reward.agent_norm)
         groups.append(Group(Role.AGENT, key, trajectories, rewards, advantages))
@@ -220,7 +223,7 @@ def judge(config: Config, due: Sequence[Pending], moving: dict[str, Tracker]) ->
     groups = []
     for key, scored in members.items():
         rewards = np.asarray([earned for _, earned in scored], np.float32)
-        if has_contrast(rewards):
+        if has_contrast(rewards) or config.learner.zero_variance == "keep":
             advantages = group_advantages(rewards, config.reward.designer_norm)
             trajectories = tuple(design.trajectory for design, _ in scored)
             groups.append(Group(Role.DESIGNER, key, trajectories, rewards, advantages))
