@@ -253,3 +253,72 @@ def test_settings_that_contradict_a_name_are_refused() -> None:
         Config(learner=LearnerConfig(loss="rloo"))
     plain = RewardConfig(agent_norm="mean", designer_norm="mean")
     assert Config(learner=LearnerConfig(loss="dr_grpo", reduction="constant"), reward=plain)
+
+
+EVERY = [
+    LearnerConfig(tis=kind, dual_clip=dual, loss=name, reduction=reduction)
+    for name, dual, reduction in (
+        ("grpo", 1.5, "token"),
+        ("dr_grpo", 0.0, "constant"),
+        ("gspo", 0.0, "sequence"),
+        ("cispo", 0.0, "token"),
+        ("rloo", 0.0, "token"),
+    )
+    for kind in ("token", "sequence")
+]
+
+
+@pytest.mark.parametrize("config", EVERY, ids=lambda config: f"{config.loss}-{config.tis}")
+def test_padding_order_microbatches_and_mesh_change_nothing(config) -> None:
+    """Eight rows of two segments and padding: as they are, in another order with more padding, in
+    four microbatches, and split over eight devices.
+    """
+    rng = np.random.default_rng(0)
+    segments = np.tile(np.array([1] * 5 + [2] * 4 + [0] * 3, np.int32), (8, 1))
+    real = lambda scale: rng.normal(0, scale, segments.shape).astype(np.float32)  # noqa: E731
+    mask = (segments > 0) & (rng.random(segments.shape) < 0.7)
+    old = real(1.0) - 3
+    whole = Tokens(
+        current=old + real(0.3),
+        old=old,
+        sampler=old + real(0.4),
+        advantages=real(1.0),
+        mask=mask,
+        weights=np.where(mask, np.abs(real(1.0)), 0).astype(np.float32),
+        segment_ids=segments,
+        roles=np.tile(np.arange(8, dtype=np.int8)[:, None] % 2, (1, 12)),
+    )
+    reference = old + real(0.2)
+
+    def totals(row: Tokens, reference):
+        terms = policy_loss(config, row, tis(config.tis, row, config.tis_cap).weight)
+        divergence = kl("k3", row, reference)
+        total = terms.loss.total + 0.1 * divergence.total
+        return total, (terms.loss, terms.clipped, divergence)
+
+    run = jax.jit(
+        lambda row, reference: jax.value_and_grad(
+            lambda current: totals(row._replace(current=current), reference), has_aux=True
+        )(row.current)
+    )
+    (_, expected), grad = run(whole, reference)
+
+    order = rng.permutation(8)
+    pad = lambda array: np.pad(array[order], ((0, 1), (0, 4)))  # noqa: E731
+    (_, moved), moved_grad = run(jax.tree.map(pad, whole), pad(reference))
+    parts = [
+        run(jax.tree.map(lambda a, at=at: a[at : at + 2], whole), reference[at : at + 2])
+        for at in range(0, 8, 2)
+    ]
+    mesh = jax.make_mesh((8,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
+    (_, spread), spread_grad = run(*jax.device_put((whole, reference), split))
+    summed = jax.tree.map(lambda *leaves: sum(leaves), *(part[0][1] for part in parts))
+    joined = np.concatenate([part[1] for part in parts])
+    for found in (moved, summed, spread):
+        for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    assert int(expected[0].count.sum()) == mask.sum()
+    np.testing.assert_allclose(np.asarray(moved_grad)[:8, :12], grad[order], atol=1e-5)
+    np.testing.assert_allclose(joined, grad, atol=1e-5)
+    np.testing.assert_allclose(spread_grad, grad, atol=1e-5)
