@@ -8,7 +8,7 @@ part of the vocabulary. Scores for sampling are `transformer.logits`.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +63,7 @@ def predict(
         padding = -mask.size % size
         moved, heat = jnp.pad(moved, ((0, padding), (0, 0))), jnp.pad(heat, (0, padding), "edge")
         wanted = jnp.pad(targets.reshape(-1)[order], (0, padding))
-        found = _chunked(axis, size, table, moved, wanted, heat, count)
+        found: Any = _chunked(axis, size, table, moved, wanted, heat, count)
         logprobs, entropy = (part[: mask.size][inverse].reshape(mask.shape) for part in found)
         return Predicted(jnp.where(mask, logprobs, 0.0), jnp.where(mask, entropy, 0.0))
 

@@ -136,7 +136,9 @@ def make_batch(
         shards: devices that split the rows (`Learner.shards`).
     """
     if not entries:
-        raise SpadeError("no trajectory of this step has a token to learn from: nothing to train on")
+        raise SpadeError(
+            "no trajectory of this step has a token to learn from: nothing to train on"
+        )
     _check(entries, config, role_weights, learner)
     lengths = [len(entry.trajectory.tokens) for entry in entries]
     places, sizes = arrange(pack(lengths, config.row_tokens), lengths, shards, config.device_rows)

@@ -29,7 +29,7 @@ class Target(NamedTuple):
     inputs: int
 
 
-TARGETS: dict[str, dict[tuple[str, str], Target]] = {
+TARGETS: dict[str, dict[tuple, Target]] = {
     "attention": {
         ("attention", "query"): Target(0, 1),
         ("attention", "key"): Target(0, 1),
@@ -38,13 +38,12 @@ TARGETS: dict[str, dict[tuple[str, str], Target]] = {
     },
     "experts": {("moe", "gate_up"): Target(1, 1), ("moe", "down"): Target(1, 1)},
 }
+EVERY = {end: target for part in TARGETS.values() for end, target in part.items()}
 
 
-def targets(config: LearnerConfig) -> dict[tuple[str, str], Target]:
+def targets(config: LearnerConfig) -> dict[tuple, Target]:
     """The matrices that have adapters, by the end of their path."""
-    if config.lora_on == "all":
-        return TARGETS["attention"] | TARGETS["experts"]
-    return TARGETS[config.lora_on]
+    return EVERY if config.lora_on == "all" else TARGETS[config.lora_on]
 
 
 def scale(config: LearnerConfig) -> float:
@@ -82,9 +81,7 @@ def draw_adapters(abstract: Params, key: jax.Array) -> Params:
         like = leaf.get_value()
         if path[-1] == "b":
             return leaf.replace(jnp.zeros(like.shape, like.dtype))
-        target = next(found for part in TARGETS.values() for end, found in part.items()
-                      if end == path[-3:-1])  # fmt: skip
-        fan_in = math.prod(like.shape[-1 - target.inputs : -1])
+        fan_in = math.prod(like.shape[-1 - EVERY[path[-3:-1]].inputs : -1])
         value = jax.random.normal(jax.random.fold_in(key, index), like.shape, jnp.float32)
         return leaf.replace((value * fan_in**-0.5).astype(like.dtype))
 
@@ -110,8 +107,7 @@ def merge(params: Params, adapters: Params, config: LearnerConfig) -> Params:
     flat = {}
     for path, leaf in nnx.to_flat_state(params):
         if (*path, "a") in found:
-            inputs = targets(config)[path[-2:]].inputs
-            added = product(found[*path, "a"], found[*path, "b"], inputs)
+            added = product(found[*path, "a"], found[*path, "b"], EVERY[path[-2:]].inputs)
             value = leaf.get_value()
             leaf = leaf.replace(value + (scale(config) * added).astype(value.dtype))
         flat[path] = leaf

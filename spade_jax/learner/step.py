@@ -126,14 +126,16 @@ class Learner:
     def init(self, params: Params) -> TrainState:
         """Start from `params`, which the first step consumes: keep no other use of these arrays."""
         params = jax.device_put(params, self._shardings.params)
-        zeros = [jax.device_put(jnp.zeros((), jnp.int32), self._shardings.step) for _ in range(2)]
+        step, skipped = (
+            jax.device_put(jnp.zeros((), jnp.int32), self._shardings.step) for _ in range(2)
+        )
         adapters = None
-        if self._config.lora_rank:
-            draw = functools.partial(lora.draw_adapters, self._state_shapes().adapters)
+        if (shapes := self._state_shapes().adapters) is not None:
+            draw = functools.partial(lora.draw_adapters, shapes)
             adapters = jax.jit(draw, out_shardings=self._shardings.adapters)(
                 jax.random.key(ADAPTER_SEED)
             )
-        state = TrainState(params, (), *zeros, adapters)
+        state = TrainState(params, (), step, skipped, adapters)
         moments = self._init_optimizer(self._trained(state))
         return state._replace(opt_state=jax.device_put(moments, self._shardings.opt_state))
 
@@ -247,9 +249,7 @@ class Learner:
             adapters = lora.abstract_adapters(params, self._config)
         count: Any = jax.ShapeDtypeStruct((), jnp.int32)
         state = TrainState(params, (), count, count, adapters)
-        return state._replace(
-            opt_state=jax.eval_shape(self._optimizer.init, self._trained(state))
-        )
+        return state._replace(opt_state=jax.eval_shape(self._optimizer.init, self._trained(state)))
 
     def _state_shardings(self) -> TrainState:
         """Moments are sharded like the parameters they belong to; counters are everywhere."""
@@ -281,13 +281,18 @@ class Learner:
         return state._replace(opt_state=opt_state)
 
     def _check_memory(self, name: str, memory: Memory) -> None:
-        device = self._mesh.devices.flat[0]
-        kinds = [kind.kind for kind in device.addressable_memories()]
+        kinds = device_memories(self._mesh)
         if memory == "host" and "pinned_host" not in kinds:
             raise ConfigError(
-                f"learner.{name}='host' needs memory of the kind pinned_host, and "
-                f"{device.device_kind} has {', '.join(kinds)}; set learner.{name} to 'device'"
+                f"learner.{name}='host' needs memory of the kind pinned_host, and this "
+                f"{self._mesh.devices.flat[0].platform} has {', '.join(kinds)}; set "
+                f"learner.{name} to 'device'"
             )
+
+
+def device_memories(mesh: Mesh) -> list[str]:
+    """The kinds of memory that a device reaches."""
+    return [memory.kind for memory in mesh.devices.flat[0].addressable_memories()]
 
 
 def _on_host(shardings: Any) -> Any:

@@ -133,11 +133,11 @@ def test_shares_of_each_reduction_by_hand(reduction) -> None:
     rows = pack_groups(groups, 64, 1, weights=weights, learner=learner).rows
     agent = rows.roles == ROLES.index(Role.AGENT)
     for length, share in zip((6, 8, 4), SHARES[reduction], strict=True):
-        one = [
+        one = next(
             rows.weights[0][rows.segment_ids[0] == segment]
             for segment in range(1, 5)
             if (rows.segment_ids[0] == segment).sum() == length
-        ][0]
+        )
         assert one.tolist() == pytest.approx([0.0, 0.0] + [share] * (length - 2))
     total = 12 / 30 if reduction == "constant" else 1.0
     assert rows.weights[agent & rows.loss_mask].sum() == pytest.approx(total)
@@ -192,15 +192,15 @@ def test_routing_is_packed_with_its_tokens() -> None:
     rng = np.random.default_rng(0)
     drawn = [rng.integers(0, 4, (length, 3, 2)).astype(np.int16) for length in (6, 5)]
     drawn[1][-1] = -1  # the last token was never run
-    trajectories = tuple(
-        make_trajectory(2, len(routing) - 2, routing=routing) for routing in drawn
-    )
+    trajectories = tuple(make_trajectory(2, len(routing) - 2, routing=routing) for routing in drawn)
     group = make_group(trajectories=trajectories)
     assert pack([group]).routing is None
     replay = LearnerConfig(router_replay=True)
     routing = pack([group], learner=replay).routing
     assert routing is not None and routing.shape == (1, 16, 3, 2)
-    assert np.array_equal(routing[0, :6], drawn[0]) and np.array_equal(routing[0, 6:10], drawn[1][:4])
+    assert np.array_equal(routing[0, :6], drawn[0]) and np.array_equal(
+        routing[0, 6:10], drawn[1][:4]
+    )
     assert (routing[0, 10:] == [0, 1]).all()
     with pytest.raises(ConfigError, match="agent trajectory carries no routing"):
         pack([group_of(5)], learner=replay)

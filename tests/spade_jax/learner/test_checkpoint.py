@@ -149,7 +149,8 @@ class Bomb(dict):
     def items(self):  # called by json.dumps, in the middle of Orbax's writing
         os.kill(os.getpid(), signal.SIGKILL)
 
-state = lambda scale: TrainState({"matrix": jnp.full((300, 300), scale)}, (), jnp.int32(0), jnp.int32(0))
+zero = jnp.int32(0)
+state = lambda scale: TrainState({"matrix": jnp.full((300, 300), scale)}, (), zero, zero)
 checkpoints = Checkpoints(sys.argv[1], 1, {})
 checkpoints.save(1, state(1.0), {"step": 1})
 checkpoints.save(2, state(2.0), Bomb(step=2))

@@ -93,9 +93,7 @@ CASES = [(name, *case) for name, cases in BY_HAND.items() for case in cases]
     ("name", "ratio", "advantage", "importance", "value", "slope", "clipped"), CASES
 )
 def test_one_token_by_hand(name, ratio, advantage, importance, value, slope, clipped) -> None:
-    found = loss_of(
-        LearnerConfig(loss=name), tokens([ratio], [advantage], importance=[importance])
-    )
+    found = loss_of(LearnerConfig(loss=name), tokens([ratio], [advantage], importance=[importance]))
     assert found[0] == pytest.approx(value, rel=1e-5, abs=1e-7)
     assert found[1] == pytest.approx([slope], rel=1e-5, abs=1e-7)
     assert found[2] == clipped

@@ -51,10 +51,13 @@ def log_softmax(w, tokens):
     x = w["embedding"][tokens]
     seen = np.tril(np.ones((len(tokens), len(tokens)), bool))
     for layer in range(2):
-        p = {name.split(".", 2)[2]: a for name, a in w.items() if name.startswith(f"blocks.{layer}.")}
+        p = {
+            name.split(".", 2)[2]: a for name, a in w.items() if name.startswith(f"blocks.{layer}.")
+        }
         h = norm(x, p["attention_norm.scale"])
         query, key, value = (
-            np.einsum("se,ehd->shd", h, p[f"attention.{name}"]) for name in ("query", "key", "value")
+            np.einsum("se,ehd->shd", h, p[f"attention.{name}"])
+            for name in ("query", "key", "value")
         )
         scores = np.einsum("qhd,kd->hqk", rotate(query), rotate(key)[:, 0]) / 2.0
         weights = np.where(seen, np.exp(scores), 0.0)
@@ -139,15 +142,13 @@ def test_two_optimiser_steps() -> None:
     ]
     learner = Learner(MODEL, LEARNER, build_mesh(1, 1, 1, 1, jax.devices()[:1]))
     start = jax.tree.map(
-        lambda leaf: jnp.asarray(
-            rng.normal(leaf.ndim == 1, 0.4, leaf.shape), jnp.float32
-        ),
+        lambda leaf: jnp.asarray(rng.normal(leaf.ndim == 1, 0.4, leaf.shape), jnp.float32),
         transformer.abstract_params(MODEL),
     )
     w = {name: np.asarray(leaf, np.float64) for name, leaf in named_leaves(start)}
     references = logprobs({name: array * 1.1 for name, array in w.items()}, groups)
     frozen = jax.tree.map(lambda leaf: leaf * 1.1, start)
-    state, moments = learner.init(start), {name: (0.0, 0.0) for name in w}
+    state, moments = learner.init(start), dict.fromkeys(w, (0.0, 0.0))
     batch = pack_groups(
         groups, 16, 2, weights={Role.AGENT: 1.0, Role.DESIGNER: 0.5}, learner=LEARNER
     )

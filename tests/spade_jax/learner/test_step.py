@@ -1,6 +1,7 @@
 """The step against a naive loss: packing, microbatches, shardings, metrics, broken gradients."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,15 @@ import pytest
 
 from helpers import pack_groups, tree_allclose
 from models import transformer
-from spade_jax.errors import SpadeError
+from models.config import TransformerConfig
+from models.execution import PLAIN
+from models.sharding import build_mesh
+from spade_jax.config import LearnerConfig
+from spade_jax.errors import ConfigError, SpadeError
+from spade_jax.learner import step
 from spade_jax.learner.batch import Batch
+from spade_jax.learner.objective import Setting, accumulate, no_sums
+from spade_jax.learner.step import Learner
 from spade_jax.telemetry.metrics import check
 from spade_jax.types import Role
 
@@ -189,3 +197,82 @@ def test_a_role_without_advantage_has_no_gradient(learner, groups, params) -> No
     assert metrics["optim/agent_grad_norm"] > 0.0
 
 
+def test_gradients_that_are_not_finite_are_skipped_and_end_the_run_in_a_row(
+    learner, groups, params, caplog
+) -> None:
+    state, batch = learner.init(params), pack(groups)
+    before = jax.tree.map(lambda leaf: np.array(leaf), state)
+    mask = batch.rows.loss_mask
+    broken = changed(batch, advantages=np.where(mask, np.float32(np.inf), batch.rows.advantages))
+    for count in (1, 2):
+        state, metrics = learner.step(state, broken)
+        assert metrics["optim/skipped_count"] == 1.0 and "optim/grad_norm" not in metrics
+        assert check(metrics) == metrics  # what is left is finite
+        assert f"skipped, {count} in a row of at most 2" in caplog.text
+    assert int(state.skipped) == 2
+    kept = state._replace(skipped=before.skipped)
+    assert tree_allclose(jax.tree.map(np.asarray, kept), before, rtol=0, atol=0)
+    state, metrics = learner.step(state, batch)
+    assert (int(state.skipped), int(state.step)) == (0, 1) and "optim/skipped_count" not in metrics
+    for _ in range(2):
+        state, _ = learner.step(state, broken)
+    with pytest.raises(SpadeError, match=r"update 1: .* 3 updates in a row .* max_skipped=3"):
+        learner.step(state, broken)
+
+
+def test_moments_wait_on_the_host_and_in_half_the_size(model, groups, params, learner) -> None:
+    """On the host they are the same bits; in bfloat16, nearly the same update."""
+    mesh = build_mesh(1, 1, 1, 1, jax.devices()[:1])
+    batch = pack(groups)
+    found = {}
+    for name, options in (
+        ("plain", {}),
+        ("host", {"optimizer_memory": "host"}),
+        ("half", {"moments_dtype": "bfloat16"}),
+    ):
+        own = Learner(model, LearnerConfig(lr=1e-2, **options), mesh)
+        state = own.init(jax.tree.map(jnp.copy, params))
+        for _ in range(2):
+            state, _ = own.step(state, batch)
+        found[name] = state
+        moment = jax.tree.leaves(state.opt_state[1][0].mu)[0]
+        assert moment.sharding.memory_kind == ("pinned_host" if name == "host" else "device")
+        assert moment.dtype == ("bfloat16" if name == "half" else "float32")
+        same = jax.tree.map(lambda a, b: a.dtype == b.dtype, state, own.abstract_state())
+        assert all(jax.tree.leaves(same))
+    host = jax.tree.map(np.asarray, found["host"])
+    assert tree_allclose(host, jax.tree.map(np.asarray, found["plain"]), rtol=0, atol=0)
+    assert tree_allclose(found["half"].params, found["plain"].params, rtol=0, atol=4e-3)
+    assert not tree_allclose(found["half"].params, found["plain"].params, rtol=0, atol=1e-6)
+
+
+def test_memory_that_the_device_lacks_is_refused(model, monkeypatch) -> None:
+    mesh = build_mesh(1, 1, 1, 1, jax.devices()[:1])
+    monkeypatch.setattr(step, "device_memories", lambda mesh: ["device"])
+    with pytest.raises(ConfigError, match=r"optimizer_memory='host' .* set .* to 'device'"):
+        Learner(model, LearnerConfig(optimizer_memory="host"), mesh)
+    with pytest.raises(ConfigError, match="reference_memory='host'"):
+        Learner(model, LearnerConfig(kl_coef=0.1, reference_memory="host"), mesh)
+
+
+def test_scores_of_a_row_never_exist(groups) -> None:
+    """The compiled update of a large vocabulary: its temporaries are far below the scores of the
+    two rows, and grow with the chunk.
+    """
+    wide = TransformerConfig(
+        vocab_size=16_384, num_layers=1, embed=16, num_heads=1, num_kv_heads=1, head_dim=16,
+        mlp=16, num_experts=1, experts_per_token=1,
+    )  # fmt: skip
+    mesh = build_mesh(1, 1, 1, 1, jax.devices()[:1])
+    rows = pack_groups(groups, 512, 2).rows
+    rows = jax.tree.map(lambda a: np.concatenate([a, a]), rows)
+    temporary = {}
+    for chunk in (32, 256):
+        setting = Setting(wide, LearnerConfig(head_tokens=chunk), mesh, PLAIN)
+        params = transformer.abstract_params(wide)
+        run = jax.jit(functools.partial(accumulate, setting), donate_argnums=(0, 1))
+        sums = jax.eval_shape(lambda: no_sums(wide))
+        lowered = run.lower(params, sums, params, None, rows, jnp.float32(1))
+        temporary[chunk] = lowered.compile().memory_analysis().temp_size_in_bytes
+    scores = 2 * 512 * 16_384 * 4
+    assert temporary[32] < scores / 5 < temporary[256] < 1.2 * scores
