@@ -7,11 +7,11 @@
 
 Forward, backward and AdamW of the GRPO loss in float32 on CPU, from the same weights: once on a mix
 of 50 to 1,500 tokens, packed by us and padded by the peer, and once on trajectories of 1,024
-tokens, where nobody pads. The peer runs in an environment of its own with torch, transformers, accelerate
-and gguf. Both are warm before the first timed step and take turns; the best step of each counts, by
-the clock, with processor time beside it. A rate counts the tokens of the trajectories, not padding.
-Peak memory is that of the whole process, compiling included. The packing of a rollout of 192
-trajectories is measured as well. The last line is JSON.
+tokens, where nobody pads. The peer runs in an environment of its own with torch, transformers,
+accelerate and gguf. Both are warm before the first timed step and take turns; the best step of each
+counts, by the clock, with processor time beside it. A rate counts the tokens of the trajectories,
+not padding. Peak memory is that of the whole process, compiling included. The packing of a rollout
+of 192 trajectories is measured as well. The last line is JSON.
 """
 
 import argparse

@@ -62,6 +62,8 @@ FREE_FIELDS = (
     "execution.remat",
     "execution.experts",
     "execution.transport",
+    "batch.device_tokens",
+    "learner.head_tokens",
     "learner.max_skipped",
     "learner.optimizer_memory",
     "learner.reference_memory",
@@ -72,7 +74,8 @@ FREE_FIELDS = (
 """Settings that may differ on resume, and the section `warmstart`: no step depends on them.
 
 `run.steps` only moves the end, at which designer groups that still wait are trained on. Those of
-`execution` change the order of sums and so the last bits, as another device would.
+`execution`, `batch.device_tokens` and `learner.head_tokens` change the order of sums and so the
+last bits, as another device would. With a KL, `run.init_from` is not among them.
 """
 
 

@@ -8,6 +8,7 @@ included. Several steps on one rollout are in `update`.
 import functools
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -162,11 +163,16 @@ class Learner:
             shardings = _on_host(shardings)
         return jax.device_put(params, shardings)
 
-    def logprobs(self, params: Params, batch: Batch) -> Float[np.ndarray, "rows seq"]:
-        """Log-probabilities of the batch's loss tokens under some weights, 0 elsewhere."""
+    def logprobs(
+        self, params: Params, batches: Sequence[Batch]
+    ) -> list[Float[np.ndarray, "rows seq"]]:
+        """Log-probabilities of each batch's loss tokens under some weights, 0 elsewhere."""
         params = jax.device_put(params, self._shardings.params)  # from the host, if they wait there
-        parts = [self._logprobs(params, rows) for rows in batch.microbatches()]
-        return np.concatenate(jax.device_get(parts))
+        found = []
+        for batch in batches:
+            parts = [self._logprobs(params, rows) for rows in batch.microbatches()]
+            found.append(np.concatenate(jax.device_get(parts)))
+        return found
 
     def gradients(
         self,

@@ -8,6 +8,8 @@ the frozen reference, and, if there is more than one step, the old ones of the p
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from models.transformer import Params
 from spade_jax.config import BatchConfig
 from spade_jax.learner.batch import Batch, make_batch, make_entries
@@ -60,13 +62,11 @@ def update(
     config = learner.config
     if config.kl_coef:
         assert reference is not None or state.adapters is not None, "there is no reference"
-        reference = state.params if reference is None else reference
-        batches = [
-            _with(batch, reference_logprobs=learner.logprobs(reference, batch)) for batch in batches
-        ]
+        frozen = state.params if reference is None else reference
+        batches = _with("reference_logprobs", learner.logprobs(frozen, batches), batches)
     if len(batches) * config.epochs > 1:
-        policy = learner.policy(state)
-        batches = [_with(batch, old_logprobs=learner.logprobs(policy, batch)) for batch in batches]
+        olds = learner.logprobs(learner.policy(state), batches)
+        batches = _with("old_logprobs", olds, batches)
     reports = []
     for _ in range(config.epochs):
         for batch in batches:
@@ -75,5 +75,9 @@ def update(
     return state, joined(reports)
 
 
-def _with(batch: Batch, **arrays: object) -> Batch:
-    return dataclasses.replace(batch, rows=batch.rows._replace(**arrays))
+def _with(name: str, arrays: Sequence[np.ndarray], batches: Sequence[Batch]) -> list[Batch]:
+    """The batches with an array each."""
+    return [
+        dataclasses.replace(batch, rows=batch.rows._replace(**{name: array}))
+        for array, batch in zip(arrays, batches, strict=True)
+    ]

@@ -154,7 +154,9 @@ def test_two_optimiser_steps() -> None:
     )
     for count in (1, 2):
         grads = gradient(w, groups, logprobs(w, groups), references)
-        with_reference = batch.rows._replace(reference_logprobs=learner.logprobs(frozen, batch))
+        with_reference = batch.rows._replace(
+            reference_logprobs=learner.logprobs(frozen, [batch])[0]
+        )
         found, _ = learner.gradients(state.params, type(batch)(with_reference, batch.sizes))
         for name, leaf in named_leaves(found):
             np.testing.assert_allclose(leaf, grads[name], atol=1e-5, err_msg=name)

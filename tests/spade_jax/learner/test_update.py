@@ -46,7 +46,7 @@ def test_old_logprobs_are_those_before_the_first_of_several_steps(model, groups,
 
     frozen = learner.frozen(jax.tree.map(jnp.copy, params))
     state = learner.init(params)
-    olds = [learner.logprobs(state.params, batch) for batch in batches]
+    olds = learner.logprobs(state.params, batches)
     by_hand = []
     hand = learner.init(jax.tree.map(jnp.copy, params))
     for _ in range(2):
@@ -65,27 +65,24 @@ def test_old_logprobs_are_those_before_the_first_of_several_steps(model, groups,
     )
     # the gap is between the sampler and the weights that it sampled with, at every step
     gap = "sampler/learner_logprob_gap_max"
-    assert metrics[gap] == max(by_hand[0][gap], by_hand[1][gap]) == by_hand[2][gap] or (
-        metrics[gap] == by_hand[3][gap]
-    )
+    assert [step.get(gap) for step in by_hand[:2]] == [step.get(gap) for step in by_hand[2:]]
+    assert metrics[gap] == max(step[gap] for step in by_hand if gap in step)
 
 
-@pytest.mark.parametrize("memory", ["device", "host"])
-def test_the_first_step_is_at_no_distance_from_the_reference(model, groups, params, memory) -> None:
-    for kind in ("k1", "k2", "k3"):
-        config = LearnerConfig(lr=1e-2, kl_coef=0.5, kl_kind=kind, reference_memory=memory)
-        learner = Learner(model, config, one_device())
-        frozen = learner.frozen(jax.tree.map(jnp.copy, params))
-        (leaf, *_) = jax.tree.leaves(frozen)
-        assert leaf.sharding.memory_kind == ("pinned_host" if memory == "host" else "device")
-        state = learner.init(jax.tree.map(jnp.copy, params))
-        state, metrics = update(learner, state, batches_of(learner, groups), frozen)
-        assert abs(metrics["policy/kl_agent_mean"]) <= 1e-6
-        assert abs(metrics["policy/kl_designer_mean"]) <= 1e-6
-        if memory == "host":
-            break
-        _, metrics = update(learner, state, batches_of(learner, groups, 1), frozen)
-        assert abs(metrics["policy/kl_agent_mean"]) > 1e-5
+@pytest.mark.parametrize(("memory", "kind"), [("device", "k1"), ("host", "k3")])
+def test_the_first_step_is_at_no_distance_from_the_reference(
+    model, groups, params, memory, kind
+) -> None:
+    config = LearnerConfig(lr=1e-2, kl_coef=0.5, kl_kind=kind, reference_memory=memory)
+    learner = Learner(model, config, one_device())
+    frozen = learner.frozen(jax.tree.map(jnp.copy, params))
+    (leaf, *_) = jax.tree.leaves(frozen)
+    assert leaf.sharding.memory_kind == ("pinned_host" if memory == "host" else "device")
+    state, metrics = update(learner, learner.init(params), batches_of(learner, groups), frozen)
+    assert abs(metrics["policy/kl_agent_mean"]) <= 1e-6
+    assert abs(metrics["policy/kl_designer_mean"]) <= 1e-6
+    _, metrics = update(learner, state, batches_of(learner, groups, 1), frozen)
+    assert abs(metrics["policy/kl_agent_mean"]) > 1e-5
 
 
 def test_no_token_to_learn_from_makes_no_batch(learner, groups) -> None:
@@ -136,8 +133,8 @@ def test_replayed_experts_are_the_ones_computed(model, groups, params, learner) 
 LORA = LearnerConfig(lr=1e-2, lora_rank=3, lora_alpha=6.0, kl_coef=0.2)
 
 
-def test_adapters_learn_and_the_weights_stay(model, groups, params, tmp_path) -> None:
-    learner = Learner(model, LORA, one_device())
+def test_adapters_learn_and_the_weights_stay(model, learner, groups, params, tmp_path) -> None:
+    plain, learner = learner, Learner(model, LORA, one_device())
     state = learner.init(params)
     assert state.adapters is not None
     before = jax.tree.map(np.array, state.params)
@@ -145,11 +142,7 @@ def test_adapters_learn_and_the_weights_stay(model, groups, params, tmp_path) ->
 
     # The gradient of B is that of the weight, times scale * A^T; that of A is zero with B.
     batch = pack_groups(groups, weights=WEIGHTS)
-    rows = batch.rows._replace(reference_logprobs=learner.logprobs(state.params, batch))
-    batch = dataclasses.replace(batch, rows=rows)
-    full, _ = Learner(model, LearnerConfig(kl_coef=0.2), one_device()).gradients(
-        state.params, batch
-    )
+    full, _ = plain.gradients(state.params, batch)
     grads, _ = learner.gradients(state.params, batch, adapters=state.adapters)
     for name, spec in (("query", "er,ehd->rhd"), ("output", "hdr,hde->re")):
         a = state.adapters["blocks"][1]["attention"][name]["a"][...]
