@@ -15,7 +15,7 @@ from models.execution import Execution
 from spade_jax.engine_config import EngineConfig
 from spade_jax.envs_config import EnvsConfig
 from spade_jax.errors import ConfigError
-from spade_jax.learner_config import BatchConfig, LearnerConfig
+from spade_jax.learner_config import BatchConfig, LearnerConfig, check_learner
 from spade_jax.reward_config import RewardConfig
 from spade_jax.roles_config import (
     SKILLS,
@@ -212,6 +212,12 @@ class Config:
                 f"run.steps={self.run.steps}: no designer group would come due in it; set "
                 f"designer.delay_steps to at most {self.run.steps}, or raise run.steps"
             )
+        check_learner(
+            self.learner,
+            self.reward.agent_norm,
+            self.reward.designer_norm,
+            self.model.num_experts,
+        )
         if self.reward.needs_steps and self.designer.delay_steps == 0:
             raise ConfigError(
                 "designer.delay_steps=0 leaves one step of plays, and the micro learning potential "

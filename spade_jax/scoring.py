@@ -52,9 +52,9 @@ class Assessment:
 
 @dataclass(frozen=True)
 class Judged:
-    """The designs that came due: groups with contrast, and what was measured on the way."""
+    """The designs that came due: their groups, and what was measured on the way."""
 
-    groups: list[Group]
+    groups: list[Group]  # those with contrast; all with learner.zero_variance="keep"
     rewards_by_skill: dict[str, list[float]]
     num_punished: int
     assessments: list[Assessment]  # of every environment that came due
@@ -169,9 +169,12 @@ def _positive(value: float | None) -> float | None:
     return None if value is None else max(0.0, value)
 
 
-def agent_groups(reward: RewardConfig, episodes: Sequence[Episode]) -> tuple[list[Group], int]:
-    """Unhinted, scored episodes by instance or by environment; groups without contrast teach
-    nothing and are only counted, as are those with nothing left to train on.
+def agent_groups(
+    reward: RewardConfig, episodes: Sequence[Episode], *, keep_flat: bool = False
+) -> tuple[list[Group], int]:
+    """Unhinted, scored episodes by instance or by environment, and how many groups have no contrast
+    or nothing left to train on. Those without contrast have no advantage to teach, and are left out
+    unless `keep_flat`.
 
     An episode that may not be trained on keeps its influence on the others' advantages.
     """
@@ -189,7 +192,8 @@ def agent_groups(reward: RewardConfig, episodes: Sequence[Episode]) -> tuple[lis
         kept = [index for index, episode in enumerate(group) if trains(reward, episode)]
         if not has_contrast(rewards) or not kept:
             zero_variance += 1
-            continue
+            if not keep_flat or not kept:
+                continue
         found = (group[index].trajectory for index in kept)
         trajectories = tuple(trajectory for trajectory in found if trajectory is not None)
         groups.append(Group(Role.AGENT, key, trajectories, rewards[kept], advantages[kept]))
@@ -244,7 +248,7 @@ def judge(config: Config, due: Sequence[Pending], moving: dict[str, Tracker]) ->
         earned_here = [earned for _, earned in scored]
         rewards_by_skill.setdefault(scored[0][0].skill, []).extend(earned_here)
         rewards = np.asarray(earned_here, np.float32)
-        if has_contrast(rewards):
+        if has_contrast(rewards) or config.learner.zero_variance == "keep":
             advantages = group_advantages(rewards, config.reward.designer_norm)
             trajectories = tuple(design.trajectory for design, _ in scored)
             groups.append(Group(Role.DESIGNER, key, trajectories, rewards, advantages))

@@ -131,10 +131,11 @@ def score(stage: Stage, episodes: Sequence[Episode], step: int, *, flush: bool) 
         if flush or pending.step + config.designer.delay_steps <= step
     ]
     curriculum.pending = [pending for pending in curriculum.pending if pending not in due]
-    agents, zero_variance = scoring.agent_groups(config.reward, episodes)
+    keep_flat = config.learner.zero_variance == "keep"
+    agents, zero_variance = scoring.agent_groups(config.reward, episodes, keep_flat=keep_flat)
     judged = scoring.judge(config, due, curriculum.trackers)
     groups, role_weights, scale = scoring.balance(config, agents, judged, episodes)
-    num_groups = len(agents) + zero_variance
+    num_groups = len(agents) if keep_flat else len(agents) + zero_variance
     return Scored(groups, role_weights, scale, num_groups, zero_variance, judged)
 
 

@@ -25,6 +25,7 @@ from models.errors import ModelError
 from models.execution import Execution
 from models.sharding import build_mesh
 from models.tokenizer import Tokenizer, load_tokenizer
+from models.transformer import Params
 from models.weights import load_weights
 from spade_jax import designing, measures, selfplay
 from spade_jax.config import Config, to_dict
@@ -33,9 +34,9 @@ from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
 from spade_jax.envs.tier import UNSAFE
 from spade_jax.errors import CheckpointError, ConfigError
-from spade_jax.learner.batch import make_batch
 from spade_jax.learner.checkpoint import Checkpoints
 from spade_jax.learner.step import Learner, TrainState
+from spade_jax.learner.update import make_batches, update
 from spade_jax.profiling import traced
 from spade_jax.roles.corpus import Corpus
 from spade_jax.roles.diversity import embedder
@@ -64,6 +65,11 @@ FREE_FIELDS = (
     "execution.remat",
     "execution.experts",
     "execution.transport",
+    "batch.device_tokens",
+    "learner.head_tokens",
+    "learner.max_skipped",
+    "learner.optimizer_memory",
+    "learner.reference_memory",
     "envs.unsafe_sandbox",
     "corpus.cache_dir",
     "telemetry.live",
@@ -72,7 +78,8 @@ FREE_FIELDS = (
 """Settings that may differ on resume, and the section `warmstart`: no step depends on them.
 
 `run.steps` only moves the end, at which designer groups that still wait are trained on. Those of
-`execution` change the order of sums and so the last bits, as another device would.
+`execution`, `batch.device_tokens` and `learner.head_tokens` change the order of sums and so the
+last bits, as another device would. With a KL, `run.init_from` is not among them.
 """
 
 
@@ -104,6 +111,7 @@ class Run:
     stage: Stage
     learner: Learner
     state: TrainState
+    reference: Params | None  # frozen weights for the KL; None: no KL, or those of the state
     version: int  # updates behind `state`
     played_version: int  # the version that sampled the step's episodes
     first_step: int
@@ -139,26 +147,22 @@ class Run:
     def update(
         self, groups: Sequence[Group], role_weights: Mapping[Role, float]
     ) -> dict[str, float]:
-        """One optimiser update on the groups; none when nothing is to be learnt, and the weights
-        stay as they are.
+        """Update on the groups; not when nothing is to be learnt, and the weights stay as they
+        are.
         """
         self.played_version = self.version
-        if not groups:
-            logger.warning("no group with contrast in this step: the weights stay as they are")
-            # Drops cached keys and values, which a resumed run would not have either.
-            self.stage.engine.load(self.state.params, self.version)
-            return {}
-        batch = make_batch(
-            groups,
-            self.config.batch,
-            role_weights,
-            policy_version=self.version,
-            row_multiple=self.learner.row_multiple,
+        batches = make_batches(
+            self.learner, groups, self.config.batch, role_weights, policy_version=self.version
         )
+        if not batches:
+            logger.warning("nothing to learn from in this step: the weights stay as they are")
+            # Drops cached keys and values, which a resumed run would not have either.
+            self.stage.engine.load(self.learner.policy(self.state), self.version)
+            return {}
         self.stage.engine.release()  # the update donates these arrays
-        self.state, metrics = self.learner.step(self.state, batch)
-        self.version += 1
-        self.stage.engine.load(self.state.params, self.version)
+        self.state, metrics = update(self.learner, self.state, batches, self.reference)
+        self.version = int(self.state.step)
+        self.stage.engine.load(self.learner.policy(self.state), self.version)
         return metrics
 
     def save_episodes(self, step: int, episodes: Sequence[Episode]) -> None:
@@ -213,7 +217,8 @@ class Run:
         except ModelError as error:
             logger.warning("how far the weights moved is not known: %s", error)
             return None
-        difference = jax.tree.map(jnp.subtract, jax.device_get(self.state.params), start)
+        found = jax.device_get(self.learner.policy(self.state))
+        difference = jax.tree.map(jnp.subtract, found, start)
         return float(optax.global_norm(difference) / optax.global_norm(start))
 
 
@@ -260,7 +265,7 @@ def start_run(config: Config, *, resume: bool | None) -> Iterator[Run]:
             stage.engine.num_compiles,
             time.perf_counter() - started,
         )
-        stage.engine.load(state.params, version)
+        stage.engine.load(learner.policy(state), version)
         # The tokenizer goes along: the run must not depend on a folder that may be made again.
         for name, content in tokenizer.files.items():
             folder.save_file(name, content)
@@ -272,6 +277,7 @@ def start_run(config: Config, *, resume: bool | None) -> Iterator[Run]:
             stage,
             learner,
             state,
+            _reference(config, learner, mesh),
             version,
             version,
             first_step,
@@ -343,11 +349,14 @@ def _check_folder(folder: RunFolder, config: Config, *, resume: bool) -> None:
 
 
 def _binding_fields(config: dict[str, Any]) -> dict[str, Any]:
+    free = set(FREE_FIELDS)
+    if config.get("learner", {}).get("kl_coef"):
+        free.remove("run.init_from")  # the reference
     return {
         f"{section}.{name}": value
         for section, fields in config.items()
         for name, value in fields.items()
-        if section != "warmstart" and f"{section}.{name}" not in FREE_FIELDS
+        if section != "warmstart" and f"{section}.{name}" not in free
     }
 
 
@@ -393,6 +402,14 @@ def _restore(
     folder.cut(step, step // config.run.cycle_steps)
     logger.info("resuming after step %d from %s", step + 1, folder.checkpoints)
     return state, version, step + 1
+
+
+def _reference(config: Config, learner: Learner, mesh: Mesh) -> Params | None:
+    """The weights that the KL is measured from: those the run started from."""
+    if not config.learner.kl_coef or config.learner.lora_rank:
+        return None  # the weights that adapters are added to never move
+    start = load_weights(config.run.init_from, config.model, mesh, learner.execution)
+    return learner.frozen(start)
 
 
 def _check_steps(folder: RunFolder, newest: int | None) -> None:

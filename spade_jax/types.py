@@ -95,6 +95,11 @@ class Trajectory:
     turn_index: Int[np.ndarray, " seq"]  # int16
     policy_version: int  # optimiser steps behind the weights that sampled it
     temperature: float  # the sampling temperature the log-probabilities belong to
+    # float32, before top-k, top-p and min-p; None: nothing was truncated, and they are the same
+    untruncated_logprobs: Float[np.ndarray, " seq"] | None = None
+    # experts of each token in each layer; None: not recorded
+    routing: Int[np.ndarray, "seq layers chosen"] | None = None
+    truncated: bool = False  # its last completion ran out of tokens
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from spade_jax.config import BatchConfig, Config, WarmstartConfig
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
 from spade_jax.errors import ConfigError
-from spade_jax.learner.batch import make_batch, pack
+from spade_jax.learner.batch import make_batch, make_entries
+from spade_jax.learner.packing import pack
 from spade_jax.learner.step import Learner
 from spade_jax.roles.corpus import Corpus, excerpt
 from spade_jax.roles.designer import MAX_TERMS
@@ -93,9 +94,15 @@ def _teach(config: Config, out: Path) -> None:
     optimiser = dataclasses.replace(
         config.learner,
         lr=config.warmstart.lr,
+        schedule="cosine",
         warmup_steps=min(WARMUP_STEPS, config.warmstart.steps // 10),
+        decay_steps=config.warmstart.steps,
+        loss="grpo",
+        reduction="token",
+        router_replay=False,
+        lora_rank=0,
     )
-    learner = Learner(config.model, optimiser, mesh, config.warmstart.steps, execution)
+    learner = Learner(config.model, optimiser, mesh, execution)
     state = learner.init(
         load_weights(start, config.model, mesh, execution)
         if start
@@ -106,11 +113,12 @@ def _teach(config: Config, out: Path) -> None:
         started = time.perf_counter()
         examples = next(batches)
         batch = make_batch(
-            _groups(examples),
+            make_entries(_groups(examples), optimiser),
             _batch_config(config),
             ROLE_WEIGHTS,
             policy_version=0,
-            row_multiple=learner.row_multiple,
+            learner=optimiser,
+            shards=learner.shards,
         )
         state, metrics = learner.step(state, batch, objective="nll")
         if step % config.warmstart.log_steps == 0 or step == config.warmstart.steps - 1:
@@ -121,8 +129,9 @@ def _teach(config: Config, out: Path) -> None:
 
 
 def _batch_config(config: Config) -> BatchConfig:
-    rows = min(config.batch.microbatch_rows, config.warmstart.rows)
-    return BatchConfig(row_tokens=config.warmstart.row_tokens, microbatch_rows=rows)
+    row_tokens = config.warmstart.row_tokens
+    rows = min(max(config.batch.device_tokens // row_tokens, 1), config.warmstart.rows)
+    return BatchConfig(row_tokens=row_tokens, device_tokens=rows * row_tokens)
 
 
 def _fit_tokenizer(config: Config, corpus: Corpus) -> Tokenizer:

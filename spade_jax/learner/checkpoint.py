@@ -35,7 +35,7 @@ from models.stored import file_crc, file_sums
 from spade_jax.errors import CheckpointError
 from spade_jax.learner.step import TrainState
 
-FORMAT = 1
+FORMAT = 2
 _FILES = "files.json"
 _ABSENT = object()
 

@@ -5,7 +5,7 @@ trained on (decision 1).
 import numpy as np
 from jaxtyping import Int
 
-from spade_jax.types import Completion, Trajectory
+from spade_jax.types import Completion, Stop, Trajectory
 
 
 class Recorder:
@@ -19,6 +19,7 @@ class Recorder:
         self._turn = 0
         self._version: int | None = None
         self._end = 0  # behind the last sampled token
+        self._truncated = False
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -40,6 +41,7 @@ class Recorder:
                 f"{completion.policy_version}"
             )
         self._version = completion.policy_version
+        self._truncated = completion.stop in (Stop.MAX_TOKENS, Stop.CONTEXT)
         self._extend(completion.tokens.tolist(), completion.logprobs.tolist(), sampled=trained)
         self._end = len(self._tokens)
         self._turn += 1
@@ -56,6 +58,7 @@ class Recorder:
             turn_index=np.asarray(self._turns[:end], np.int16),
             policy_version=self._version,
             temperature=temperature,
+            truncated=self._truncated,
         )
 
     def _extend(self, ids: list[int], logprobs: list[float], *, sampled: bool) -> None:

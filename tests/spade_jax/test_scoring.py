@@ -297,6 +297,8 @@ def test_agent_groups_by_instance_or_by_environment():
     groups, flat = scoring.agent_groups(RewardConfig(agent_norm="rloo"), played)
     assert ([group.rewards.tolist() for group in groups], flat) == ([[1.0, 0.0]], 1)
     assert groups[0].advantages.tolist() == [1.0, -1.0]
+    groups, flat = scoring.agent_groups(RewardConfig(), played, keep_flat=True)
+    assert (len(groups), flat, groups[1].advantages.tolist()) == (2, 1, [0.0, 0.0])
     reward = RewardConfig(agent_group="environment", agent_norm="mean")
     (group,), flat = scoring.agent_groups(reward, played)
     assert (group.key, flat) == (source(0).environment_id, 0)
@@ -326,6 +328,13 @@ def test_an_episode_without_loss_counts_in_its_group():
     played[1] = replace(played[1], trajectory=blank)
     (group,), _ = scoring.agent_groups(RewardConfig(agent_norm="mean"), played)
     assert group.advantages.tolist() == [0.5] and len(group.trajectories) == 1
+
+
+def test_designs_of_equal_rewards_are_left_out_or_kept():
+    arms = [tally(HALF, HALF[0]), tally(HALF, HALF[0])]
+    assert judged(arms).groups == []
+    (group,) = judged(arms, learner=LearnerConfig(zero_variance="keep")).groups
+    assert group.advantages.tolist() == [0.0, 0.0] and len(group.trajectories) == 2
 
 
 def test_roles_are_balanced_by_weight_or_as_in_the_reference():

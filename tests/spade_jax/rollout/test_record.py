@@ -9,9 +9,9 @@ from spade_jax.rollout.record import Recorder
 from spade_jax.types import Completion, Stop
 
 
-def completion(tokens, version=4):
+def completion(tokens, version=4, stop=Stop.STOP_ID):
     logprobs = -0.25 * np.arange(1, len(tokens) + 1, dtype=np.float32)
-    return Completion(np.array(tokens, np.int32), logprobs, Stop.STOP_ID, version)
+    return Completion(np.array(tokens, np.int32), logprobs, stop, version)
 
 
 def test_two_turns_and_what_follows_the_last():
@@ -29,6 +29,18 @@ def test_two_turns_and_what_follows_the_last():
     assert trajectory.sampler_logprobs.tolist() == [0, 0, 0, -0.25, -0.5, 0, -0.25]
     assert trajectory.turn_index.tolist() == [0, 0, 0, 0, 0, 1, 1]
     assert (trajectory.policy_version, trajectory.temperature) == (4, 0.5)
+
+
+def test_a_record_is_truncated_when_its_last_completion_ran_out_of_tokens():
+    record = Recorder()
+    for stop, truncated in (
+        (Stop.STOP_ID, False),
+        (Stop.MAX_TOKENS, True),
+        (Stop.STOP_ID, False),
+        (Stop.CONTEXT, True),
+    ):
+        record.add_completion(completion([7], stop=stop))
+        assert record.build(1.0).truncated is truncated
 
 
 def test_no_episode_crosses_an_update():
