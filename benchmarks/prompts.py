@@ -50,8 +50,7 @@ def settings(arguments: argparse.Namespace) -> Config:
         engine=EngineConfig(
             slots=arguments.slots,
             context_tokens=context,
-            prefill_rows=1,
-            prefill_chunks=(128, 512),
+            queue=0,
         ),
         designer=DesignerConfig(
             prompt=arguments.prompt,

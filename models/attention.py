@@ -1,7 +1,7 @@
-"""Grouped-query attention, over packed rows (training) and over a key-value cache (sampling).
+"""Grouped-query attention, over packed rows (training) and over pages of a cache (sampling).
 
     packed row   ids   1 1 1 2 2 0       query 4 (id 2) sees keys 3..4, query 5 (padding) sees none
-    cache slot   keys  0 1 2 x x x       the query at position 2 sees keys 0..2, never what an
+    pages        keys  0 1 | 2 x         the query at position 2 sees keys 0..2, never what an
                                          earlier sequence left at x
 
 Under a mesh each device attends with its own heads, and over packed rows to its own rows. Where
@@ -18,11 +18,12 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from models import kernels
-from models.blockwise import attend, attend_rows
-from models.cache import write_cache
+from models.blockwise import attend
+from models.cache import Places, write_cache
 from models.config import TransformerConfig
 from models.execution import AttentionBackend
 from models.layers import RMSNorm, fan_in, normal, rotate, zeros
+from models.paged import attend_pages
 from models.sharding import ROW_AXES, split_rows
 
 KERNEL_CHUNK = 128  # tokens from which a prefill chunk is worth a kernel
@@ -112,65 +113,62 @@ def attend_cached(
     query: Float[Array, "rows seq heads head_dim"],
     key: Float[Array, "rows seq kv_heads head_dim"],
     value: Float[Array, "rows seq kv_heads head_dim"],
-    keys: Float[Array, "slots context cached_heads head_dim"],
-    values: Float[Array, "slots context cached_heads head_dim"],
-    slot_ids: Int[Array, " rows"],
+    keys: Float[Array, "pages cached_heads page_tokens head_dim"],
+    values: Float[Array, "pages cached_heads page_tokens head_dim"],
+    page_table: Int[Array, "rows pages_per_row"],
     positions: Int[Array, "rows seq"],
+    where: Places,
     mesh: Mesh | None = None,
     backend: AttentionBackend = "xla",
 ) -> tuple[
     Float[Array, "rows seq heads head_dim"],
-    Float[Array, "slots context cached_heads head_dim"],
-    Float[Array, "slots context cached_heads head_dim"],
+    Float[Array, "pages cached_heads page_tokens head_dim"],
+    Float[Array, "pages cached_heads page_tokens head_dim"],
 ]:
-    """Write `key` and `value` at (slot, position), then attend from each query to its slot's keys
-    up to its position; return the caches as well. With a mesh, each device does its own heads.
+    """Write `key` and `value` of all rows at their places, then attend from each query to the keys
+    of its row's pages up to its position; return the caches as well. With a mesh, each device does
+    its own heads.
 
     Positions of a row follow one another, and -1 is padding behind them. A kernel is taken for
     chunks of at least KERNEL_CHUNK; what is shorter has too little work for one.
     """
     chunk = backend == "splash" and query.shape[1] >= KERNEL_CHUNK
 
-    def local(query, key, value, keys, values, slot_ids, positions):
-        keys = write_cache(keys, key, positions, slot_ids)
-        values = write_cache(values, value, positions, slot_ids)
-        core = _attend_chunk if chunk else _attend_slots
-        return core(query, keys, values, slot_ids, positions), keys, values
+    def local(query, key, value, keys, values, page_table, positions, where):
+        keys = write_cache(keys, key, where)
+        values = write_cache(values, value, where)
+        core = _attend_chunk if chunk else attend_pages
+        return core(query, keys, values, page_table, positions), keys, values
 
-    heads, whole = PartitionSpec(None, None, "tensor"), PartitionSpec()
-    split = split_rows(mesh, local, (heads,) * 5 + (whole, whole), (heads,) * 3)
-    key, value = _spread(mesh, key), _spread(mesh, value)
-    return split(query, key, value, keys, values, slot_ids, positions)
-
-
-def _attend_slots(
-    query: Array, keys: Array, values: Array, slot_ids: Array, positions: Array
-) -> Array:
-    """Attend by the core that suits the platform that this is compiled for."""
-
-    def narrow(query: Array, keys: Array, values: Array, slot_ids: Array, positions: Array):
-        return attend(query, keys, values, slot_ids, jnp.zeros_like(positions), positions)
-
-    return jax.lax.platform_dependent(
-        query, keys, values, slot_ids, positions, cpu=narrow, default=attend_rows
+    heads, pages, whole = (
+        PartitionSpec(None, None, "tensor"),
+        PartitionSpec(None, "tensor"),
+        PartitionSpec(),
     )
+    split = split_rows(
+        mesh, local, (heads,) * 3 + (pages,) * 2 + (whole,) * 3, (heads, pages, pages)
+    )
+    key, value = _spread(mesh, key), _spread(mesh, value)
+    return split(query, key, value, keys, values, page_table, positions, where)
 
 
 def _attend_chunk(
-    query: Array, keys: Array, values: Array, slot_ids: Array, positions: Array, **options: Any
+    query: Array, keys: Array, values: Array, page_table: Array, positions: Array, **options: Any
 ) -> Array:
     """Attend by a kernel whose queries are those of the last keys.
 
-    Each slot is turned until the key of the chunk's last place is at its end:
+    The keys of a row are gathered, turned until that of the chunk's last place is at the end:
 
         chunk at 2..3 of 6    keys 0 1 2 3 x x    turned  x x 0 1 2 3     x is not live
     """
-    context, seq = keys.shape[1], positions.shape[1]
+    page_tokens, seq = keys.shape[2], positions.shape[1]
+    context = page_table.shape[1] * page_tokens
     place = jnp.arange(context, dtype=positions.dtype)[None] + positions[:, :1] + (seq - context)
-    turned = slot_ids[:, None], place % context
-    output = kernels.attention_last("splash")(
-        query, keys[turned], values[turned], place >= 0, **options
-    )
+    turned = place % context
+    pages = jnp.take_along_axis(page_table, turned // page_tokens, axis=1)
+    pages = jnp.clip(pages, 0, keys.shape[0] - 1)
+    keys, values = (x[pages, :, turned % page_tokens] for x in (keys, values))
+    output = kernels.attention_last("splash")(query, keys, values, place >= 0, **options)
     return jnp.where((positions >= 0)[:, :, None, None], output, jnp.zeros((), output.dtype))
 
 

@@ -2,7 +2,7 @@
 scanned.
 
 A stack of layers is scanned with its cache as one array that is carried along and updated in place;
-a layer finds its slots in it by an offset. Every layer is alike: where a family alternates kinds of
+a layer finds its pages in it by an offset. Every layer is alike: where a family alternates kinds of
 layers (sliding windows, state spaces), a block takes its kind here and a stack becomes a stack of
 periods.
 """
@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Integer
 
 from models.attention import Attention, attend_cached, attend_packed
-from models.cache import Cache
+from models.cache import Cache, Places, places, write_choices
 from models.config import TransformerConfig
 from models.errors import ModelError
 from models.execution import Execution
@@ -131,54 +131,85 @@ def _stack(routings: list[Routing]) -> Routing:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *routings)
 
 
+class _Pages(NamedTuple):
+    """The cache of one layer, or of all layers as one axis."""
+
+    keys: Float[Array, "pages kv_heads page_tokens head_dim"]
+    values: Float[Array, "pages kv_heads page_tokens head_dim"]
+    chosen: Array | None
+
+
 def run_cached(
     call: Call,
     blocks: nnx.State,
     x: Float[Array, "rows seq embed"],
     positions: Int[Array, "rows seq"],
-    slot_ids: Int[Array, " rows"],
+    page_table: Int[Array, "rows pages_per_row"],
     cache: Cache,
 ) -> tuple[Float[Array, "rows seq embed"], Routing, Cache]:
     """Run all blocks through the cache; return what `run_packed` does, and the cache written to."""
-    keys, values = cache
-    if isinstance(keys, tuple) != (0 in blocks) or isinstance(values, tuple) != (0 in blocks):
+    if isinstance(cache.keys, tuple) != (0 in blocks):
         raise ModelError(
             "the layers of parameters and cache are not alike: one is unrolled, the other scanned; "
             "make both with the same `execution`"
         )
+    first: Array = cache.keys[0]  # of the first layer, in either layout
+    num_pages, page_tokens = first.shape[0], first.shape[2]
+    where = places(page_table, positions, num_pages, page_tokens)
 
     def layer(
-        x: Array, params: nnx.State, pair: tuple[Array, Array], slots: Array, name: str = ""
-    ) -> tuple[Array, Routing, tuple[Array, Array]]:
+        x: Array, params: nnx.State, pages: _Pages, table: Array, where: Places, name: str = ""
+    ) -> tuple[Array, Routing, _Pages]:
         backend = call.execution.attention
 
         def attend(query: Array, key: Array, value: Array) -> tuple[Array, tuple[Array, Array]]:
             heads, *written = attend_cached(
-                query, key, value, *pair, slots, positions, call.mesh, backend
+                query,
+                key,
+                value,
+                pages.keys,
+                pages.values,
+                table,
+                positions,
+                where,
+                call.mesh,
+                backend,
             )
             return heads, (written[0], written[1])
 
-        return _run(call, params, x, attend, split=False, name=name)
+        x, routing, written = _run(call, params, x, attend, split=False, name=name)
+        chosen = pages.chosen
+        if chosen is not None:
+            chosen = write_choices(chosen, routing.chosen, where)
+        return x, routing, _Pages(written[0], written[1], chosen)
 
-    if isinstance(keys, tuple) or isinstance(values, tuple):
-        written, routings = [], []
-        for index, pair in enumerate(zip(keys, values, strict=True)):
-            x, routing, pair = layer(x, blocks[index], pair, slot_ids, f"_{index}")
-            written.append(pair)
+    if isinstance(cache.keys, tuple):
+        chosen: Any = cache.chosen or (None,) * len(cache.keys)
+        layers, routings = [], []
+        for index, parts in enumerate(zip(cache.keys, cache.values, chosen, strict=True)):
+            pages = _Pages(*parts)
+            x, routing, pages = layer(x, blocks[index], pages, page_table, where, f"_{index}")
+            layers.append(pages)
             routings.append(routing)
-        return x, _stack(routings), Cache(*zip(*written, strict=True))
+        keys, values, chosen = zip(*layers, strict=True)
+        return x, _stack(routings), Cache(keys, values, None if cache.chosen is None else chosen)
 
-    num_slots = keys.shape[1]
+    # Layers and pages as one axis: a layer's part is never cut out, which would copy it.
+    flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), cache)
+    num_layers = cache.keys.shape[0]
+    there, nowhere = where.pages < num_pages, num_layers * num_pages
 
     def step(
-        carry: tuple[Array, tuple[Array, Array]], inputs: tuple[nnx.State, Array]
-    ) -> tuple[tuple[Array, tuple[Array, Array]], Routing]:
-        (x, pair), (params, index) = carry, inputs
-        x, routing, pair = layer(x, params, pair, index * num_slots + slot_ids)
-        return (x, pair), routing
+        carry: tuple[Array, _Pages], inputs: tuple[nnx.State, Array]
+    ) -> tuple[tuple[Array, _Pages], Routing]:
+        (x, pages), (params, offset) = carry, inputs
+        moved = jnp.where(there, where.pages + offset, jnp.asarray(nowhere, where.pages.dtype))
+        x, routing, pages = layer(
+            x, params, pages, page_table + offset, where._replace(pages=moved)
+        )
+        return (x, pages), routing
 
-    # Layers and slots as one axis: a layer's part is never cut out, which would copy it.
-    flat = keys.reshape(-1, *keys.shape[2:]), values.reshape(-1, *values.shape[2:])
-    indices = jnp.arange(keys.shape[0], dtype=slot_ids.dtype)
-    (x, flat), routing = jax.lax.scan(step, (x, flat), (blocks, indices))
-    return x, routing, Cache(flat[0].reshape(keys.shape), flat[1].reshape(values.shape))
+    offsets = num_pages * jnp.arange(num_layers, dtype=page_table.dtype)
+    (x, pages), routing = jax.lax.scan(step, (x, _Pages(*flat)), (blocks, offsets))
+    written = jax.tree.map(lambda leaf, like: leaf.reshape(like.shape), Cache(*pages), cache)
+    return x, routing, written

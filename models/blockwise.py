@@ -37,49 +37,6 @@ def attend(
     return _attend(query, key, value, slot_ids, first, last)[:, :seq]
 
 
-def attend_rows(
-    query: Float[Array, "rows seq heads head_dim"],
-    key: Float[Array, "slots context kv_heads head_dim"],
-    value: Float[Array, "slots context kv_heads head_dim"],
-    slot_ids: Int[Array, " rows"],
-    last: Int[Array, "rows seq"],
-) -> Float[Array, "rows seq heads head_dim"]:
-    """Do what `attend` does from key 0 on, but one block of keys of all rows at a time: for devices
-    that want wide work. It has no gradient, and visits as many blocks as the longest row needs.
-    """
-    rows, seq, _, dim = query.shape
-    context, kv_heads = key.shape[1:3]
-    block = min(4 * KEY_BLOCK, context)
-    tile = (query * dim**-0.5).reshape(rows, seq, kv_heads, -1, dim).transpose(0, 2, 3, 1, 4)
-
-    def load(x: Array, start: Array) -> Array:
-        size = (1, block, kv_heads, dim)
-        return jax.vmap(lambda slot: jax.lax.dynamic_slice(x, (slot, start, 0, 0), size)[0])(
-            slot_ids
-        )
-
-    def step(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        peak, total, sums = state
-        start = jnp.minimum(index * block, context - block)  # the last block ends with the context
-        place = (start + jnp.arange(block, dtype=last.dtype))[None, None, :]
-        seen = (place <= last[:, :, None]) & (place >= index * block)  # no key is in two blocks
-        seen = seen[:, None, None]
-        scores = _product("rkgqd,rckd->rkgqc", tile, load(key, start))
-        new_peak = jnp.maximum(peak, jnp.max(jnp.where(seen, scores, MASKED), axis=-1))
-        weights = jnp.where(seen, jnp.exp(scores - new_peak[..., None]), 0.0)
-        shrink = jnp.exp(peak - new_peak)
-        new = _product("rkgqc,rckd->rkgqd", weights, load(value, start))
-        total = total * shrink + jnp.sum(weights, axis=-1)
-        return new_peak, total, sums * shrink[..., None] + new
-
-    zeros = jnp.zeros(tile.shape[:-1], jnp.float32)
-    state = (zeros + MASKED, zeros, jnp.zeros(tile.shape, jnp.float32))
-    end = (jnp.max(last) + block) // block
-    _, total, sums = jax.lax.fori_loop(0, end, step, state)
-    output = sums / jnp.where(total > 0, total, 1.0)[..., None]
-    return output.transpose(0, 3, 1, 2, 4).reshape(query.shape).astype(query.dtype)
-
-
 class _Grid:
     """The blocks of one attention: `blocks` of queries a row, each with its range of key blocks."""
 

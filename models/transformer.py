@@ -120,7 +120,7 @@ def forward(
     *,
     segment_ids: Int[Array, "rows seq"] | None = None,
     cache: Cache | None = None,
-    slot_ids: Int[Array, " rows"] | None = None,
+    page_table: Int[Array, "rows pages_per_row"] | None = None,
     mesh: Mesh | None = None,
     execution: Execution = PLAIN,
     replay: Integer[Array, "layers rows seq chosen"] | None = None,
@@ -128,10 +128,13 @@ def forward(
     """Run the transformer over packed rows, or through a cache when one is given.
 
     Args:
-        positions: position of each token in its own sequence; with a cache, -1 is padding.
+        positions: position of each token in its own sequence; with a cache, those of a row follow
+            one another, and -1 is padding behind them.
         segment_ids: without a cache, tokens attend within runs of equal ids and 0 is padding; None
             is one run a row.
-        slot_ids: the cache row of each row, without repeats; None means row i is slot i.
+        page_table: with a cache, the pages of each row, in the order of its positions. What is not
+            there yet is any number. Rows may share pages, and may be pieces of one sequence: the
+            keys of all rows are written before any of them attends.
         mesh: where the parameters lie. Its devices split the rows, which are whole on all of them
             with a cache. None leaves the splitting to the compiler, which may gather every row on
             every device.
@@ -139,8 +142,8 @@ def forward(
         replay: without a cache, the experts of each token in each layer (`Routing.chosen`), instead
             of the routers' choice; the routers still weigh them.
     """
-    if cache is None and slot_ids is not None:
-        raise ModelError("slot_ids describe a cache, but cache is None; pass one")
+    if (cache is None) != (page_table is None):
+        raise ModelError("a cache and the page_table of its rows go together; pass both or neither")
     if cache is not None and (segment_ids is not None or replay is not None):
         raise ModelError(
             "segment_ids and replay are for rows without a cache; remove them or the cache"
@@ -156,11 +159,10 @@ def forward(
     if config.scale_embedding:
         x = x * config.embed**0.5
     call = Call(config, execution, mesh, *angles, live)
-    if cache is None:
+    if cache is None or page_table is None:
         x, routing = run_packed(call, params["blocks"], x, segment_ids, replay)
     else:
-        rows = jnp.arange(tokens.shape[0]) if slot_ids is None else slot_ids
-        x, routing, cache = run_cached(call, params["blocks"], x, positions, rows, cache)
+        x, routing, cache = run_cached(call, params["blocks"], x, positions, page_table, cache)
     scale = _array(params, "final_norm", "scale")
     return Forward(rms_norm(x, scale, config.norm_eps), cache, routing)
 

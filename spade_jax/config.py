@@ -67,6 +67,12 @@ class RunConfig(Section):
     init_from: str = ""  # folder with the tokenizer and starting weights
     checkpoint_steps: int = 1  # steps between two checkpoints
     keep_checkpoints: int = 2  # newest checkpoints kept
+    # admit what environments answered by the round that is fixed for it, not as it comes: a second
+    # run is then the same to the bit, and a slow environment delays the others
+    deterministic: bool = True
+    # where compiled programs are kept for the next run, unless JAX_COMPILATION_CACHE_DIR says it;
+    # empty: nowhere
+    compile_cache: str = "~/.cache/spade_jax/compiled"
     chat_template: str = "auto"  # auto: what the checkpoint says; else spade, chatml, qwen3, llama3
 
     def __post_init__(self) -> None:

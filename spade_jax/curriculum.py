@@ -175,9 +175,12 @@ def _trajectory(item: Mapping[str, Any]) -> Trajectory:
         tokens=np.asarray(item["tokens"], np.int32),
         loss_mask=np.asarray(item["loss_mask"], bool),
         sampler_logprobs=np.asarray(item["sampler_logprobs"], np.float32),
+        untruncated_logprobs=np.asarray(item["untruncated_logprobs"], np.float32),
         turn_index=np.asarray(item["turn_index"], np.int16),
         policy_version=item["policy_version"],
         temperature=item["temperature"],
+        routing=None if item["routing"] is None else np.asarray(item["routing"], np.uint16),
+        truncated=item["truncated"],
     )
 
 

@@ -4,31 +4,80 @@ from dataclasses import dataclass
 
 from spade_jax.settings import Section, require
 
+MIN_CALL_TOKENS = 64
+"""Fewer rows take another path through a matrix product on CPU, and come out with other last bits.
+"""
+
 
 @dataclass(frozen=True)
 class EngineConfig(Section):
     """The sampler: fixed shapes, compiled once."""
 
     slots: int = 32  # sequences that decode together
-    context_tokens: int = 1024  # longest sequence the cache holds
-    prefill_rows: int = 8  # sequences in one prefill call
-    prefill_chunks: tuple[int, ...] = (32, 128, 512)  # tokens a row can advance in one prefill call
+    queue: int = 32  # further sequences, prefilled ahead, that take slots as they become free
+    context_tokens: int = 1024  # longest sequence
+    page_tokens: int = 16  # tokens of one page of the cache
+    kv_tokens: int = 0  # tokens that the cache holds; 0: slots * context_tokens
+    piece_tokens: int = 32  # a prompt is cut into pieces of this size
+    prefill_tokens: int = 512  # tokens of the largest prefill call; 64, 128, ... are there as well
+    prefill_calls: int = 4  # prefill calls of one round: what new prompts may delay the others by
     decode_steps: int = 32  # tokens decoded before control returns to the host
+    routing: bool = False  # keep the routers' choices of every token, so that they can be replayed
 
     def __post_init__(self) -> None:
-        require(self.slots >= 1, "engine.slots", self.slots, "at least 1")
+        for name in ("slots", "page_tokens", "prefill_calls", "decode_steps"):
+            require(getattr(self, name) >= 1, f"engine.{name}", getattr(self, name), "at least 1")
+        for name in ("queue", "kv_tokens"):
+            require(getattr(self, name) >= 0, f"engine.{name}", getattr(self, name), "0 or more")
         require(
             self.context_tokens >= 16, "engine.context_tokens", self.context_tokens, "at least 16"
         )
-        require(self.prefill_rows >= 1, "engine.prefill_rows", self.prefill_rows, "at least 1")
-        require(self.decode_steps >= 1, "engine.decode_steps", self.decode_steps, "at least 1")
-        chunks = self.prefill_chunks
         require(
-            bool(chunks)
-            and list(chunks) == sorted(set(chunks))
-            and chunks[0] >= 1
-            and chunks[-1] <= self.context_tokens,
-            "engine.prefill_chunks",
-            chunks,
-            "increasing sizes, none above engine.context_tokens",
+            self.piece_tokens in (8, 16, 32, 64, 128, 256, 512),
+            "engine.piece_tokens",
+            self.piece_tokens,
+            "a power of two from 8 to 512",
         )
+        least = max(MIN_CALL_TOKENS, self.piece_tokens)
+        multiple = self.prefill_tokens // least
+        require(
+            multiple * least == self.prefill_tokens and multiple & (multiple - 1) == 0 < multiple,
+            "engine.prefill_tokens",
+            self.prefill_tokens,
+            f"{least} or a power of two times it",
+        )
+        require(
+            self.kv_tokens == 0 or self.kv_tokens >= 2 * self.page_tokens,
+            "engine.kv_tokens",
+            self.kv_tokens,
+            f"0 or at least two pages, {2 * self.page_tokens}",
+        )
+
+    @property
+    def lanes(self) -> int:
+        """Sequences that the device knows of."""
+        return self.slots + self.queue
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the cache."""
+        return -(-(self.kv_tokens or self.slots * self.context_tokens) // self.page_tokens)
+
+    @property
+    def pages_per_row(self) -> int:
+        """Pages of the longest sequence."""
+        return -(-self.context_tokens // self.page_tokens)
+
+    @property
+    def spare_pages(self) -> int:
+        """Most pages that a run of decode steps can take."""
+        return min(self.num_pages, self.slots * -(-self.decode_steps // self.page_tokens))
+
+    @property
+    def prefill_pieces(self) -> tuple[int, ...]:
+        """How many pieces the prefill calls have, the smallest call first."""
+        sizes, tokens = [], max(MIN_CALL_TOKENS, self.piece_tokens)
+        while tokens <= self.prefill_tokens:
+            sizes.append(tokens // self.piece_tokens)
+            tokens *= 2
+        return tuple(sizes)

@@ -12,7 +12,7 @@ from spade_jax.config import Config
 from spade_jax.curriculum import Difficulties, banded
 from spade_jax.envs.pool_stats import PoolStats
 from spade_jax.roles.diversity import embedder
-from spade_jax.rollout.engine import EngineStats
+from spade_jax.rollout.stats import EngineStats
 from spade_jax.scoring import Scored
 from spade_jax.stage import Stage
 from spade_jax.telemetry.metrics import STEP_PERCENTILES, mean, skill_metric
@@ -211,15 +211,35 @@ def services(config: Config, engine: EngineStats, pool: PoolStats) -> Metrics:
         "sampler/tokens_count": engine.sampled_tokens,
         "sampler/prefilled_tokens_count": engine.prefilled_tokens,
         "sampler/prefix_hit_tokens_count": engine.prefix_hit_tokens,
+        "sampler/rounds_count": engine.rounds,
+        "sampler/preempted_count": engine.preempted_count,
+        "sampler/failed_count": engine.failed_count,
         "sampler/late_compiles_count": engine.late_compiles,
-        **({"sampler/slots_occupied_frac": engine.occupied_slot_steps / steps} if steps else {}),
-        **(
-            {"sampler/tokens_per_s": engine.sampled_tokens / engine.device_s}
-            if engine.device_s and engine.sampled_tokens
-            else {}
+        "sampler/kv_pages_max": engine.held_pages_max,
+        "time/load_s": engine.load_s,
+        **_ratio("sampler/slots_occupied_frac", engine.occupied_slot_steps, steps),
+        **_ratio(
+            "sampler/kv_wasted_frac",
+            engine.held_places - engine.filled_places,
+            engine.held_places,
         ),
+        **_ratio("time/round_host_s", engine.host_s, engine.rounds),
+        **_ratio("sampler/tokens_per_s", engine.sampled_tokens, engine.device_s),
+        **_ratio("sampler/prefill_tokens_per_s", engine.prefilled_tokens, engine.prefill_s),
+        **_ratio("sampler/decode_tokens_per_s", engine.occupied_slot_steps, engine.decode_s),
         **sandbox(pool),
     }
+
+
+def waiting(played: EngineStats) -> Metrics:
+    """How much of the plays' time the device had nothing to do."""
+    waited = played.gather_s - played.device_s
+    return _ratio("time/device_waited_frac", waited, played.gather_s)
+
+
+def _ratio(name: str, part: float, whole: float) -> Metrics:
+    """A share or a rate; nothing where there is nothing to divide by."""
+    return {name: part / whole} if whole else {}
 
 
 def sandbox(pool: PoolStats) -> Metrics:

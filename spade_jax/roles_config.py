@@ -3,7 +3,7 @@ designer reads, `corpus` and `memory`, and how alike its programs may be, `diver
 """
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from spade_jax.settings import Section, require
 
@@ -52,6 +52,24 @@ UNGROUNDED_PROMPTS = frozenset({"multi_turn", "single_answer"})
 """The prompts without a document."""
 
 
+def _require_budget(section: str, thinking: bool, tokens: int) -> None:
+    """A budget is for thinking that is on."""
+    name = f"{section}.thinking_tokens"
+    require(tokens == 0 or (tokens > 0 and thinking), name, tokens, f"0 without {section}.thinking")
+
+
+def _require_sampling(section: str, values: Any) -> None:
+    """How the tokens of a role are sampled."""
+    ranges = {
+        "temperature": (values.temperature >= 0, "0 or more"),
+        "top_p": (0 < values.top_p <= 1, "more than 0 and at most 1 (off)"),
+        "top_k": (0 <= values.top_k < 2**31, "0 (off) or more"),
+        "min_p": (0 <= values.min_p <= 1, "0 (off) to 1"),
+    }
+    for name, (right, expected) in ranges.items():
+        require(right, f"{section}.{name}", getattr(values, name), expected)
+
+
 @dataclass(frozen=True)
 class DesignerConfig(Section):
     """How environments are written."""
@@ -68,9 +86,13 @@ class DesignerConfig(Section):
     difficulty: Difficulty = "easy"  # the word that conditions the design
     document_words: int = 40  # words of the document shown to the designer
     temperature: float = 0.6  # sampling temperature
+    top_p: float = 1.0  # the likeliest tokens that make up this share are kept; 1: all
+    top_k: int = 0  # so many of the likeliest tokens are kept; 0: all
+    min_p: float = 0.0  # tokens this likely are kept, as a share of the likeliest; 0: all
     max_tokens: int = 640  # longest completion
     delay_steps: int = 3  # steps a designer group waits for more plays before it is trained on
     thinking: bool = False  # think first, where the chat template can
+    thinking_tokens: int = 0  # tokens after which a thinking block is closed; 0: no budget
     # the policy reads each program that passed the tests, and refuses what it finds unsolvable
     judge: bool = False
     judge_temperature: float = 0.3  # its sampling temperature
@@ -108,8 +130,10 @@ class DesignerConfig(Section):
         require(
             self.document_words >= 8, "designer.document_words", self.document_words, "at least 8"
         )
-        for name in ("temperature", "judge_temperature", "delay_steps", "repair_turns"):
+        for name in ("judge_temperature", "delay_steps", "repair_turns"):
             require(getattr(self, name) >= 0, f"designer.{name}", getattr(self, name), "0 or more")
+        _require_sampling("designer", self)
+        _require_budget("designer", self.thinking, self.thinking_tokens)
 
 
 @dataclass(frozen=True)
@@ -119,10 +143,14 @@ class HintConfig(Section):
     source: Literal["policy", "designer"] = "policy"  # who: a call of its own, or the design's
     scope: Literal["program", "seed"] = "program"  # for all instances, or for each one played
     temperature: float = 0.3  # sampling temperature
+    top_p: float = 1.0  # the likeliest tokens that make up this share are kept; 1: all
+    top_k: int = 0  # so many of the likeliest tokens are kept; 0: all
+    min_p: float = 0.0  # tokens this likely are kept, as a share of the likeliest; 0: all
     max_tokens: int = 96  # longest completion
     max_words: int = 100  # a longer hint is refused
     attempts: int = 2  # one writing and one rewrite, then the design is refused
     thinking: bool = False  # think first, where the chat template can
+    thinking_tokens: int = 0  # tokens after which a thinking block is closed; 0: no budget
 
     def __post_init__(self) -> None:
         require(
@@ -135,10 +163,11 @@ class HintConfig(Section):
             self.scope,
             "program with hint.source=designer, which does not know the seeds",
         )
-        require(self.temperature >= 0, "hint.temperature", self.temperature, "0 or more")
+        _require_sampling("hint", self)
         require(self.max_tokens >= 1, "hint.max_tokens", self.max_tokens, "at least 1")
         require(self.max_words >= 1, "hint.max_words", self.max_words, "at least 1")
         require(self.attempts >= 1, "hint.attempts", self.attempts, "at least 1")
+        _require_budget("hint", self.thinking, self.thinking_tokens)
 
 
 @dataclass(frozen=True)
@@ -146,17 +175,21 @@ class AgentConfig(Section):
     """How environments are played."""
 
     temperature: float = 1.0  # sampling temperature
+    top_p: float = 1.0  # the likeliest tokens that make up this share are kept; 1: all
+    top_k: int = 0  # so many of the likeliest tokens are kept; 0: all
+    min_p: float = 0.0  # tokens this likely are kept, as a share of the likeliest; 0: all
     max_tokens: int = 64  # longest completion of one turn
     max_turns: int = 12  # our cap on turns, whatever the environment allows
     seeds: int = 2  # instances of each environment played in one step
     plays: int = 4  # plays of each instance in each arm: one group
     max_observation_tokens: int = 200  # a longer observation ends the episode as TOKEN_LIMIT
     thinking: bool = False  # think before each action, where the chat template can
+    thinking_tokens: int = 0  # tokens after which a thinking block is closed; 0: no budget
     # tool tasks: no loss on a completion that tried to call tools, if none of its calls can be read
     mask_malformed_calls: bool = False
 
     def __post_init__(self) -> None:
-        require(self.temperature >= 0, "agent.temperature", self.temperature, "0 or more")
+        _require_sampling("agent", self)
         for name in ("max_tokens", "max_turns", "seeds", "max_observation_tokens"):
             require(getattr(self, name) >= 1, f"agent.{name}", getattr(self, name), "at least 1")
         require(
@@ -165,6 +198,7 @@ class AgentConfig(Section):
             self.plays,
             "at least 2: a group of one has no advantage",
         )
+        _require_budget("agent", self.thinking, self.thinking_tokens)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from spade_jax.roles.diversity import embedder
 from spade_jax.roles.memory import Memory
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.engine import Engine
+from spade_jax.rollout.stats import EngineStats
 from spade_jax.rollout.templates import choose
 from spade_jax.stage import Stage
 from spade_jax.telemetry.live import LiveView
@@ -60,6 +61,7 @@ FREE_FIELDS = (
     "run.steps",
     "run.checkpoint_steps",
     "run.keep_checkpoints",
+    "run.compile_cache",
     "execution.layers",
     "execution.attention",
     "execution.remat",
@@ -119,6 +121,7 @@ class Run:
     checkpoints: Checkpoints
     phases: Phases
     view: LiveView
+    designed: EngineStats = field(default_factory=EngineStats)  # sampling of the step's designs
 
     def remaining_steps(self) -> Iterator[int]:
         """Steps not yet in a checkpoint, some of them under the profiler."""
@@ -135,6 +138,7 @@ class Run:
         self.view.status("designing environments")
         with self.phases("design"):
             designs = selfplay.design(self.stage, step)
+        self.designed = self.stage.engine.stats()
         for environment in self.stage.curriculum.environments:
             if environment.cycle == step // self.config.run.cycle_steps:
                 self.folder.save_environment(environment)
@@ -186,16 +190,19 @@ class Run:
 
     def log(self, step: int, metrics: dict[str, int | float]) -> None:
         """Write one line of metrics and show it."""
+        played = self.stage.engine.stats()
         line = {
             "progress/step": step,
             "progress/cycle": step // self.config.run.cycle_steps,
             "progress/policy_version": self.played_version,
             **metrics,
-            **measures.services(self.config, self.stage.engine.stats(), self.stage.pool.stats()),
+            **measures.services(self.config, self.designed + played, self.stage.pool.stats()),
+            **measures.waiting(played),
             **self.phases.drain(),
         }
         if self.stage.pool.sandbox.label == UNSAFE:
             line["sandbox/unsafe"] = 1
+        self.designed = EngineStats()
         self.folder.log(line)
         self.view.show(line)
 
@@ -236,6 +243,7 @@ def start_run(config: Config, *, resume: bool | None) -> Iterator[Run]:
             "run.init_from is empty: expected a folder with a tokenizer and weights, such as "
             "assets/tiny"
         )
+    keep_compiled(config.run.compile_cache)
     process = jax.process_index()
     spool = Path(config.run.spool_dir, f"process_{process}")  # one each: they may share a disk
     folder = RunFolder(config.run.dir, spool=spool, writes=process == 0)
@@ -288,6 +296,13 @@ def start_run(config: Config, *, resume: bool | None) -> Iterator[Run]:
         )
 
 
+def keep_compiled(folder: str) -> None:
+    """Let jax keep compiled programs in a folder, unless it was told one; empty: nowhere."""
+    name = "jax_compilation_cache_dir"
+    if folder and not jax.config.values[name]:
+        jax.config.update(name, str(Path(folder).expanduser()))
+
+
 def make_stage(
     config: Config,
     runner: asyncio.Runner,
@@ -315,7 +330,14 @@ def make_stage(
     logger.info("%s", pool.sandbox.line())
     for text in pool.sandbox.warnings():
         logger.warning("sandbox=%s: %s", pool.sandbox.label, text)
-    engine = Engine(config.model, config.engine, mesh, execution)
+    engine = Engine(
+        config.model,
+        config.engine,
+        mesh,
+        execution,
+        tokenizer=tokenizer,
+        deterministic=config.run.deterministic,
+    )
     return Stage(config, engine, pool, chat, corpus, Curriculum(Memory(config.memory)), runner)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Integer
 
 
 class Role(enum.StrEnum):
@@ -90,15 +90,16 @@ class Trajectory:
     """
 
     tokens: Int[np.ndarray, " seq"]  # int32
-    loss_mask: Bool[np.ndarray, " seq"]  # sampled by the policy
-    sampler_logprobs: Float[np.ndarray, " seq"]  # float32, meaningful where loss_mask
+    loss_mask: Bool[np.ndarray, " seq"]  # sampled by the policy, forced ids left out
+    # float32, under the distribution sampled from, meaningful where loss_mask
+    sampler_logprobs: Float[np.ndarray, " seq"]
+    # likewise, under the tempered distribution before truncation: equal when nothing is truncated
+    untruncated_logprobs: Float[np.ndarray, " seq"]
     turn_index: Int[np.ndarray, " seq"]  # int16
     policy_version: int  # optimiser steps behind the weights that sampled it
     temperature: float  # the sampling temperature the log-probabilities belong to
-    # float32, before top-k, top-p and min-p; None: nothing was truncated, and they are the same
-    untruncated_logprobs: Float[np.ndarray, " seq"] | None = None
-    # experts of each token in each layer; None: not recorded
-    routing: Int[np.ndarray, "seq layers chosen"] | None = None
+    # the experts of every token, for replay; the last token has no choice yet, and any will do
+    routing: Integer[np.ndarray, "seq layers chosen"] | None = None
     truncated: bool = False  # its last completion ran out of tokens
 
 
@@ -285,32 +286,61 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class Thinking:
+    """The ids around a thinking block."""
+
+    open_id: int
+    close_id: int
+    closing: tuple[int, ...]  # all that is written to close one, `close_id` among them
+
+
+@dataclass(frozen=True)
 class SamplingParams:
-    """How to sample one completion. Temperature 0 is greedy; log-probabilities are under the
-    tempered distribution.
+    """How to sample one completion. Temperature 0 is greedy, with log-probabilities at temperature
+    1. Truncation goes by temperature, then top-k, top-p, min-p.
     """
 
     temperature: float
     max_tokens: int
     stop_ids: tuple[int, ...]
+    top_p: float = 1.0  # 1: off
+    top_k: int = 0  # 0: off
+    min_p: float = 0.0  # 0: off
+    stop_strings: tuple[str, ...] = ()  # the token that completes one is the last
+    thinking_tokens: int = 0  # tokens after which a thinking block is closed; 0: none does
+    thinking: Thinking | None = None  # what a thinking block looks like; a budget needs it
+    deadline_s: float = 0.0  # 0: none; the clock decides then what is sampled
+    routing: bool = False  # return the routers' choices; needs engine.routing
 
 
 class Stop(enum.StrEnum):
     """Why a completion ended."""
 
     STOP_ID = "stop_id"
+    STOP_STRING = "stop_string"
     MAX_TOKENS = "max_tokens"
     CONTEXT = "context"
+    DEADLINE = "deadline"  # out of time: what there is, perhaps nothing
+    CANCELLED = "cancelled"  # the engine was stopped: likewise
+
+    @property
+    def cut(self) -> bool:
+        """Whether something outside the sequence ended it: it says nothing of the policy."""
+        return self in (Stop.DEADLINE, Stop.CANCELLED)
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What the engine sampled, stop token included: token ids and the log-probability of each."""
+    """What the engine sampled, stop token included."""
 
     tokens: Int[np.ndarray, " seq"]
-    logprobs: Float[np.ndarray, " seq"]
+    logprobs: Float[np.ndarray, " seq"]  # under the distribution sampled from; 0 where forced
+    untruncated_logprobs: Float[np.ndarray, " seq"]  # under the tempered one, nothing cut off
     stop: Stop
     policy_version: int
+    forced: Bool[np.ndarray, " seq"] | None = None  # ids that closed the thinking block; None: none
+    # the experts of the whole sequence, prompt included, up to the token before the last
+    routing: Integer[np.ndarray, "known layers chosen"] | None = None
 
 
 def to_json(value: Any) -> Any:

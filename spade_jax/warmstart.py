@@ -249,6 +249,7 @@ def _groups(examples: Sequence[Example]) -> list[Group]:
                     tokens=example.tokens,
                     loss_mask=example.loss_mask,
                     sampler_logprobs=np.zeros(len(example.tokens), np.float32),
+                    untruncated_logprobs=np.zeros(len(example.tokens), np.float32),
                     turn_index=np.zeros(len(example.tokens), np.int16),
                     policy_version=0,
                     temperature=1.0,

@@ -41,10 +41,12 @@ def make_trajectory(num_prompt: int = 3, num_sampled: int = 2, **overrides: Any)
     """A trajectory of one turn: a prompt, then sampled tokens, their values all different."""
     seq = num_prompt + num_sampled
     sampled = np.arange(seq) >= num_prompt
+    logprobs = np.where(sampled, -0.5 - 0.01 * np.arange(seq), 0).astype(np.float32)
     fields: dict[str, Any] = {
         "tokens": np.arange(10, 10 + seq, dtype=np.int32),
         "loss_mask": sampled,
-        "sampler_logprobs": np.where(sampled, -0.5 - 0.01 * np.arange(seq), 0).astype(np.float32),
+        "sampler_logprobs": logprobs,
+        "untruncated_logprobs": overrides.get("sampler_logprobs", logprobs),
         "turn_index": np.zeros(seq, np.int16),
         "policy_version": 0,
         "temperature": 1.0,
@@ -173,6 +175,7 @@ class ScriptedPolicy:
         return Completion(
             tokens=np.array(ids, np.int32),
             logprobs=np.full(len(ids), -0.25, np.float32),
+            untruncated_logprobs=np.full(len(ids), -0.25, np.float32),
             stop=stop,
             policy_version=self.policy_version,
         )

@@ -233,9 +233,7 @@ def _write(
     flat.loss_mask[at] = loss_mask
     # Outside the mask the log-probabilities mean nothing and may be anything, NaN included.
     sampled = np.where(loss_mask, trajectory.sampler_logprobs, np.float32(0))
-    untruncated = sampled
-    if trajectory.untruncated_logprobs is not None:
-        untruncated = np.where(loss_mask, trajectory.untruncated_logprobs, np.float32(0))
+    untruncated = np.where(loss_mask, trajectory.untruncated_logprobs, np.float32(0))
     flat.sampler_logprobs[at] = sampled if learner.tis_logprobs == "sampled" else untruncated
     flat.untruncated_logprobs[at] = untruncated
     flat.advantages[at] = entry.advantage

@@ -12,11 +12,12 @@ import jax
 from spade_jax.config import AgentConfig
 from spade_jax.envs.pool import Instance, Pool
 from spade_jax.errors import SamplerError
+from spade_jax.roles import asking
 from spade_jax.roles.designer import Sampler
 from spade_jax.roles.protocol import speech
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.record import Recorder
-from spade_jax.types import Arm, Environment, Episode, Fault, Outcome, SamplingParams, Stop, Turn
+from spade_jax.types import Arm, Environment, Episode, Fault, Outcome, Stop, Turn
 
 MIN_COMPLETION_TOKENS = 8  # with less room than this a turn is not started
 
@@ -83,7 +84,7 @@ async def _turns(
         if size > config.max_observation_tokens or room < MIN_COMPLETION_TOKENS:
             return Outcome.TOKEN_LIMIT, None, f"observation of {size} tokens, {room} left"
         record.add_prompt(piece)
-        params = SamplingParams(config.temperature, min(config.max_tokens, room), chat.stop_ids)
+        params = asking.sampling(config, chat, min(config.max_tokens, room))
         try:
             completion = await engine.generate(record.tokens, params, key)
         except SamplerError as error:
@@ -91,6 +92,8 @@ async def _turns(
         text = chat.decode(completion.tokens)
         malformed = config.mask_malformed_calls and say.is_malformed(text)
         record.add_completion(completion, trained=not malformed)
+        if completion.stop.cut:
+            return Outcome.SAMPLER_ERROR, None, f"completion ended by {completion.stop}"
         if completion.stop is not Stop.STOP_ID:
             turns.append(Turn(observation, text, None, None))
             return Outcome.TOKEN_LIMIT, None, f"completion ended by {completion.stop}"

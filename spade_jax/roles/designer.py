@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from spade_jax.config import DesignerConfig
+from spade_jax.errors import SamplerError
 from spade_jax.roles import parsing, prompts
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.record import Recorder
@@ -89,14 +90,13 @@ class Conversation:
     async def answer(self) -> Answer:
         """Sample the next answer."""
         room = self._context_tokens - len(self._record)
-        params = SamplingParams(
-            self._config.temperature, min(self._config.max_tokens, room), self._chat.stop_ids
-        )
+        params = asking.sampling(self._config, self._chat, min(self._config.max_tokens, room))
         completion = await self._engine.generate(self._record.tokens, params, self._key)
         self._record.add_completion(completion)
         self._last = completion
         trajectory = self._record.build(self._config.temperature)
-        assert trajectory is not None  # a completion holds at least one token
+        if trajectory is None or completion.stop.cut:
+            raise SamplerError(f"a design was ended by {completion.stop}")
         own = trajectory.turn_index == trajectory.turn_index[-1]
         trajectory = replace(trajectory, loss_mask=trajectory.loss_mask & own)
         text = self._chat.decode(completion.tokens)

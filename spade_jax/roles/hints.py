@@ -17,7 +17,7 @@ from spade_jax.roles import parsing, prompts
 from spade_jax.roles.designer import Sampler, opening
 from spade_jax.roles_config import COMPACT_PROMPTS, DesignPrompt
 from spade_jax.rollout.chat import Chat
-from spade_jax.types import Gate, GateResult, SamplingParams, Stop, Verdict
+from spade_jax.types import Gate, GateResult, Stop, Verdict
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ async def write(
     tokens, text, sampled = first, None, 0
     verdict = _unwritten("no hint was asked for")
     for attempt in range(config.attempts):
-        params = SamplingParams(config.temperature, config.max_tokens, chat.stop_ids)
+        params = asking.sampling(config, chat, config.max_tokens)
         try:
             completion = await engine.generate(tokens, params, keys(attempt))
         except SamplerError as error:  # a program that fills the context leaves a hint no room

@@ -12,7 +12,7 @@ from spade_jax.errors import SamplerError
 from spade_jax.roles import parsing, prompts
 from spade_jax.roles.designer import Sampler, opening
 from spade_jax.rollout.chat import Chat
-from spade_jax.types import Gate, GateResult, SamplingParams, Verdict
+from spade_jax.types import Gate, GateResult, SamplingParams, Stop, Verdict
 
 _MAX_REASON_CHARS = 300
 
@@ -30,6 +30,8 @@ async def judge(
         return _refused(f"the judge was not asked: {error}"), 0
     text = chat.decode(completion.tokens)
     count = len(completion.tokens)
+    if completion.stop is not Stop.STOP_ID:  # what would have followed may take a verdict back
+        return _refused(f"the judge's verdict was cut off ({completion.stop})"), count
     match parsing.verdict(text):
         case True:
             return Verdict(True, gates={Gate.JUDGE: GateResult.PASSED}), count

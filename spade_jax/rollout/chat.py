@@ -22,6 +22,7 @@ from jaxtyping import Int
 from models.tokenizer import Tokenizer
 from spade_jax.errors import ConfigError
 from spade_jax.rollout.templates import NO_THOUGHT, THINK_CLOSE, THINK_OPEN, Template, choose
+from spade_jax.types import Thinking
 
 Part = int | str
 """A control id, or text that is encoded together with the text beside it."""
@@ -77,6 +78,14 @@ class Chat:
         if THINK_OPEN in known and THINK_CLOSE in known:
             return known[THINK_OPEN], known[THINK_CLOSE]
         return None
+
+    @property
+    def thinking_block(self) -> Thinking | None:
+        """What a budget of thinking needs; None where the tokenizer has no such block."""
+        if self.thinking_ids is None:
+            return None
+        closing = self._ids(self._split(f"\n{THINK_CLOSE}\n\n"))
+        return Thinking(*self.thinking_ids, tuple(closing.tolist()))
 
     def with_thinking(self, thinking: bool) -> "Chat":
         """The same chat with thinking on or off."""

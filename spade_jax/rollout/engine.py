@@ -1,100 +1,52 @@
-"""The sampler: a service for coroutines, with continuous batching over the slots of one KV cache.
+"""The sampler: a service for coroutines, with continuous batching over a paged cache.
 
-A round admits waiting requests into idle slots, prefills what the cache does not hold, and decodes
-all slots for a bounded number of steps. Every device program has a fixed shape and is compiled
-ahead. How a sequence is cut into prefill chunks depends on that sequence and on how much of it a
-slot still holds, never on its neighbours, so that it is computed in the same shapes and to the same
-bits. Paged caches, prompts shared between slots and decoding while environments reply are not here.
+`generate` takes token ids and gives token ids with the log-probability of each. A round admits what
+waits, prefills what the cache does not hold and decodes for a bounded number of steps, in programs
+of fixed shape that are compiled ahead; it runs in a thread, so that environments step meanwhile. A
+request's tokens and log-probabilities have the same bits whatever its neighbours are, in whatever
+order they come, and after a restart; only if a page of its own earlier turns was evicted, or the
+shapes differ, do they agree just up to rounding. A deadline makes the clock decide what is sampled,
+and is off unless a request sets one.
+
+Where things are: `pages` knows which page holds what, `rounds` plans, `programs` runs on the
+device, `requests` judges ends, `scheduler` drives the coroutines. Speculative decoding, penalties
+and a server for other processes are not here.
 """
 
-import concurrent.futures
-import functools
+import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, Key, UInt32
+from jaxtyping import Array, Int, Key, UInt32
 
-from models import cache, sharding, transformer
+from models import transformer
 from models.config import TransformerConfig
 from models.execution import PLAIN, Execution
 from spade_jax.config import EngineConfig
 from spade_jax.errors import SamplerError
-from spade_jax.rollout import sampling, weights
-from spade_jax.rollout.cache import SlotTable
-from spade_jax.rollout.scheduler import Lockstep
+from spade_jax.rollout import weights
+from spade_jax.rollout.programs import MAX_STOP_IDS, Program, Programs, State, blank
+from spade_jax.rollout.requests import Request
+from spade_jax.rollout.rounds import Call, Lane, Plan, Results, Rounds
+from spade_jax.rollout.sampling import check_params
+from spade_jax.rollout.scheduler import Scheduler
+from spade_jax.rollout.stats import EngineStats
 from spade_jax.types import Completion, SamplingParams, Stop
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass
-class EngineStats:
-    """What the engine did since it was last asked."""
+@runtime_checkable
+class Decoder(Protocol):
+    """What stop strings need of a tokenizer."""
 
-    sampled_tokens: int = 0
-    prefilled_tokens: int = 0  # run through the model to fill the cache
-    prefix_hit_tokens: int = 0  # found in the cache instead
-    decode_steps: int = 0
-    occupied_slot_steps: int = 0  # of decode_steps x slots, those that sampled a token
-    device_s: float = 0.0  # from dispatch to results on the host, late compiles included
-    late_compiles: int = 0  # programs that `compile` had not compiled when needed: should stay 0
-
-
-@dataclass(eq=False)
-class Request:
-    """One generate call in flight."""
-
-    tokens: Int[np.ndarray, " seq"]
-    params: SamplingParams
-    key: UInt32[np.ndarray, "2"]
-    slot: int = -1  # -1 until admitted
-    stop: Stop | None = None  # set when finished
-    sampled: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the whole sequence so far."""
-        return len(self.tokens) + len(self.sampled)
-
-
-class Piece(NamedTuple):
-    """Tokens `start..end` of a request, run by the prefill program of `chunk`."""
-
-    chunk: int
-    start: int
-    end: int
-    request: Request
-
-
-class Program(NamedTuple):
-    """Names a compiled device program."""
-
-    kind: Literal["allocate", "prefill", "decode"]
-    chunk: int = 0  # tokens of a prefill row
-
-
-def plan_chunks(start: int, end: int, chunks: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Cut tokens `start..end` into (chunk, start, end) with little padding in few pieces.
-
-    Each piece takes the smallest chunk that covers the rest, unless more than half of that would be
-    padding and a smaller chunk could be filled.
-    """
-    pieces = []
-    while start < end:
-        rest = end - start
-        filled = [chunk for chunk in chunks if chunk <= rest]
-        covering = [chunk for chunk in chunks if rest <= chunk <= 2 * rest or not filled]
-        chunk = covering[0] if covering else filled[-1]
-        pieces.append((chunk, start, min(start + chunk, end)))
-        start += chunk
-    return pieces
+    def decode(self, tokens: Sequence[int], /) -> str: ...
 
 
 class Engine:
@@ -106,139 +58,137 @@ class Engine:
         config: EngineConfig,
         mesh: Mesh,
         execution: Execution = PLAIN,
+        *,
+        tokenizer: Decoder | None = None,
+        deterministic: bool = True,
     ) -> None:
         self._model = model
         self._execution = execution
         self._config = config
         self._mesh = mesh
-        self._prefill_rows = min(config.prefill_rows, config.slots)
-        self._programs: dict[Program, Callable[..., Any]] = {}
-        self._params: transformer.Params | None = None
-        self._cache: transformer.Cache | None = None
+        self._tokenizer = tokenizer
+        self._programs = Programs(model, config, mesh, execution)
+        self._leaves: tuple[Array, ...] | None = None
+        self._state: State | None = None
         self._version = -1
-        self._table = SlotTable(config.slots, config.context_tokens)
-        self._lockstep: Lockstep[Request] = Lockstep(self._serve)
         self._stats = EngineStats()
+        self._rounds = Rounds(config, self._stats)
+        self._scheduler: Scheduler[Request] = Scheduler(self, deterministic=deterministic)
+        self._thread: ThreadPoolExecutor | None = None
 
     # ---- weights
 
     def load(self, params: transformer.Params, version: int) -> None:
         """Sample from these weights from now on; the cache of other weights is dropped."""
         self.release()
-        self._params = weights.to_sampler(self._model, self._mesh, self._execution, params)
-        self._cache = self._program(Program("allocate"))()
+        started = time.perf_counter()
+        params = weights.to_sampler(self._model, self._mesh, self._execution, params)
+        self._leaves = tuple(jax.block_until_ready(jax.tree.leaves(params)))
+        self._stats.load_s += time.perf_counter() - started
+        self._state = self._programs(Program("allocate"))
         self._version = version
 
     def release(self) -> None:
         """Let go of weights and cache, so that the learner may donate its arrays."""
-        if self._lockstep.running:
+        if self._scheduler.running:
             raise SamplerError(
                 "load or release was called while gather runs, which would mix policy versions "
                 "within a completion; call it after gather has returned"
             )
-        self._params = None
-        self._cache = None
-        self._table.clear()
+        self._leaves = None
+        self._state = None
+        self._rounds.clear()
 
     # ---- programs
 
     @property
     def num_compiles(self) -> int:
         """Device programs compiled so far."""
-        return len(self._programs)
+        return self._programs.num_compiles
 
     def programs(self) -> list[Program]:
         """Every program this configuration can need."""
-        prefills = [Program("prefill", chunk) for chunk in self._config.prefill_chunks]
-        return [Program("allocate"), *prefills, Program("decode")]
+        return self._programs.names()
 
     def compile(self) -> None:
         """Compile every program that is not compiled yet."""
-        missing = [program for program in self.programs() if program not in self._programs]
-        # Tracing holds the interpreter's lock and compiling does not, so only that runs in threads.
-        lowered = [self._lower(program) for program in missing]
-        with concurrent.futures.ThreadPoolExecutor(max_workers=4) as pool:
-            compiled = list(pool.map(lambda stage: stage.compile(), lowered))
-        self._programs.update(zip(missing, compiled, strict=True))
-
-    def _program(self, program: Program) -> Callable[..., Any]:
-        if program not in self._programs:
-            self._stats.late_compiles += 1
-            self._programs[program] = self._lower(program).compile()
-        return self._programs[program]
-
-    def _lower(self, program: Program) -> jax.stages.Lowered:
-        config, replicated = self._config, sharding.replicated(self._mesh)
-        model, mesh, execution = self._model, self._mesh, self._execution
-        cache_sharding = cache.cache_sharding(mesh, execution)
-        allocate = functools.partial(
-            cache.init_cache, model, config.slots, config.context_tokens, execution, mesh
-        )
-        if program.kind == "allocate":
-            return jax.jit(allocate, out_shardings=cache_sharding).lower()
-        runner = sampling.Sampler(model, mesh, execution)
-        if program.kind == "prefill":
-            run = functools.partial(sampling.prefill, runner)
-            inputs: tuple[Any, ...] = (sampling.prefill_shapes(self._prefill_rows, program.chunk),)
-        else:
-            run = functools.partial(sampling.decode, runner, config.decode_steps)
-            inputs = (sampling.decode_shapes(config.slots), jax.ShapeDtypeStruct((), np.int32))
-        param_shardings = sharding.param_shardings(model, mesh, execution)
-        jitted = jax.jit(
-            run,
-            donate_argnums=1,
-            in_shardings=(param_shardings, cache_sharding, *(replicated for _ in inputs)),
-            out_shardings=(cache_sharding, replicated),
-        )
-        params = weights.abstract_params(model, execution)
-        return jitted.lower(params, jax.eval_shape(allocate), *inputs)
-
-    def _run(self, program: Program, *inputs: Any) -> Any:
-        cache, self._cache = self._cache, None  # donated: the result replaces it
-        self._cache, output = self._program(program)(self._params, cache, *inputs)
-        return output
+        self._programs.compile()
 
     # ---- service
 
     async def gather(self, coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
         """Run coroutines that call `generate`; return their results in order.
 
-        They are served in rounds, each of which waits for all of them: see `scheduler.Lockstep`.
+        They are served in rounds, while their environments step: see `scheduler`.
         """
-        return await self._lockstep.run(coroutines)
+        started = time.perf_counter()
+        with ThreadPoolExecutor(1, "sampler") as self._thread:
+            try:
+                return await self._scheduler.run(coroutines)
+            finally:
+                self._stats.gather_s += time.perf_counter() - started
+
+    def stop(self) -> None:
+        """End the requests of the gather that runs, after the round under way, as cancelled; those
+        it asks for later are refused. May be called from any thread.
+        """
+        self._scheduler.stop()
 
     async def generate(
-        self, tokens: Int[np.ndarray, " seq"], params: SamplingParams, key: Key[Array, ""]
+        self,
+        tokens: Int[np.ndarray, " seq"],
+        params: SamplingParams,
+        key: Key[Array, ""] | UInt32[np.ndarray, "2"],
     ) -> Completion:
         """Sample a continuation of `tokens`, the whole sequence so far.
 
         `key` belongs to the sequence: the token at absolute position p is drawn with
-        fold_in(key, p).
+        fold_in(key, p). Cancelling the call gives its pages back.
         """
         self._validate(tokens, params)
-        key_data = np.asarray(jax.random.key_data(key))
-        request = Request(tokens.astype(np.int32), params, key_data)
-        try:
-            await self._lockstep.submit(request)
-        finally:
-            if request.stop is None and request.slot >= 0:
-                self._table.release(request.slot)  # cancelled before it was finished
-        assert request.stop is not None
-        return Completion(
-            tokens=np.array(request.sampled, np.int32),
-            logprobs=np.array(request.logprobs, np.float32),
-            stop=request.stop,
-            policy_version=self._version,
+        data = key if isinstance(key, np.ndarray) else np.asarray(jax.random.key_data(key))
+        request = Request(
+            tokens.tolist(),
+            params,
+            data,
+            self._config.context_tokens,
+            None if self._tokenizer is None else self._tokenizer.decode,
+            deadline=time.monotonic() + params.deadline_s if params.deadline_s else None,
         )
+        try:
+            await self._scheduler.submit(request)
+        except BaseException:
+            request.cancelled = True
+            raise
+        if request.error:
+            raise SamplerError(request.error)
+        return self._completion(request)
 
     def stats(self) -> EngineStats:
         """Return what was done since the last call."""
-        stats, self._stats = self._stats, EngineStats()
-        return stats
+        self._stats.late_compiles, self._programs.num_late = self._programs.num_late, 0
+        return self._stats.take()
+
+    @property
+    def num_held_pages(self) -> int:
+        """Pages of the cache that requests use; those that only remember are not among them."""
+        return self._rounds.num_held
+
+    def _completion(self, request: Request) -> Completion:
+        assert request.stop is not None
+        return Completion(
+            tokens=np.array(request.tokens[request.num_prompt :], np.int32),
+            logprobs=np.array(request.logprobs, np.float32),
+            untruncated_logprobs=np.array(request.untruncated, np.float32),
+            stop=request.stop,
+            policy_version=self._version,
+            forced=np.array(request.forced, np.bool_) if any(request.forced) else None,
+            routing=request.routing,
+        )
 
     def _validate(self, tokens: Int[np.ndarray, " seq"], params: SamplingParams) -> None:
         vocab, context = self._model.vocab_size, self._config.context_tokens
-        if self._params is None:
+        if self._leaves is None:
             raise SamplerError("generate was called before load; call load(params, version) first")
         if len(tokens) == 0:
             raise SamplerError("generate was given 0 tokens; expected at least a start token")
@@ -257,123 +207,180 @@ class Engine:
             raise SamplerError(
                 f"max_tokens={params.max_tokens} samples nothing; expected 1 or more"
             )
-        if not params.temperature >= 0:
-            raise SamplerError(f"temperature={params.temperature}; expected 0 (greedy) or more")
-        if len(params.stop_ids) > sampling.MAX_STOP_IDS:
+        check_params(params)
+        self._validate_ends(params)
+        most, size = min(context, len(tokens) + params.max_tokens), self._config.page_tokens
+        if -(-most // size) > self._config.num_pages:
             raise SamplerError(
-                f"{len(params.stop_ids)} stop ids were given; expected at most "
-                f"{sampling.MAX_STOP_IDS}"
+                f"{len(tokens)} tokens and max_tokens={params.max_tokens} may come to {most}, but "
+                f"the cache holds {self._config.num_pages * size} in "
+                f"{self._config.num_pages} pages of {size}; raise engine.kv_tokens to {most} or "
+                "ask for less"
             )
 
-    # ---- one round
+    def _validate_ends(self, params: SamplingParams) -> None:
+        if len(params.stop_ids) > MAX_STOP_IDS:
+            raise SamplerError(
+                f"{len(params.stop_ids)} stop ids were given; expected at most {MAX_STOP_IDS}"
+            )
+        if params.stop_strings and self._tokenizer is None:
+            raise SamplerError(
+                f"stop_strings={params.stop_strings!r} need text, and this engine has no "
+                "tokenizer; make it with Engine(..., tokenizer=...) or use stop_ids"
+            )
+        if not all(params.stop_strings):
+            raise SamplerError(
+                f"stop_strings={params.stop_strings!r} holds an empty string, which is in every "
+                "text; remove it"
+            )
+        if params.thinking_tokens < 0 or (params.thinking_tokens and params.thinking is None):
+            raise SamplerError(
+                f"thinking_tokens={params.thinking_tokens} with thinking={params.thinking}; "
+                "expected 0 (no budget), or a budget and the ids of the chat template's block"
+            )
+        if not params.deadline_s >= 0:
+            raise SamplerError(f"deadline_s={params.deadline_s}; expected 0 (none) or seconds")
+        if params.routing and not self._config.routing:
+            raise SamplerError(
+                "routing=True, but the cache keeps no router choices; set engine.routing"
+            )
 
-    def _serve(self, requests: list[Request]) -> list[Request]:
+    # ---- one round: what `scheduler` asks of a service
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request waits or is served."""
+        return self._rounds.busy
+
+    @property
+    def width(self) -> int:
+        """Requests that one round can take up."""
+        return self._config.lanes
+
+    def add(self, request: Request, order: int) -> None:
+        """Let a request wait for its turn."""
+        request.order = order
+        self._rounds.add(request)
+
+    def drop(self) -> list[Request]:
+        """End all requests where they are; none holds a page any more."""
+        return self._rounds.drop(Stop.CANCELLED)
+
+    async def round(self) -> list[Request]:
+        """Plan a round, run it in a thread and take in its results."""
         started = time.perf_counter()
-        waiting = [request for request in requests if request.slot < 0]
-        if admitted := waiting[: self._table.num_idle]:
-            self._prefill(self._admit(admitted))
-        if live := [request for request in requests if request.slot >= 0 and not request.stop]:
-            self._decode(live)
-        self._stats.device_s += time.perf_counter() - started
-        finished = [request for request in requests if request.stop]
-        for request in finished:
-            self._table.release(request.slot)
-        return finished
+        plan, ended = self._rounds.plan(time.monotonic())
+        self._stats.host_s += time.perf_counter() - started
+        self._stats.rounds += 1
+        assert self._thread is not None
+        work = asyncio.get_running_loop().run_in_executor(self._thread, self._execute, plan)
+        try:
+            results = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            await asyncio.wait([work])  # the state is on its way through the programs
+            raise
+        started = time.perf_counter()
+        finished = self._rounds.absorb(plan, results)
+        self._stats.host_s += time.perf_counter() - started
+        if self._config.routing:
+            for request in finished:
+                self._read_routing(request)
+        return ended + finished
 
-    def _admit(self, admitted: list[Request]) -> list[list[Piece]]:
-        """Give each request a slot, and cut what the slot lacks into pieces."""
-        plans = []
-        assigned = self._table.acquire([request.tokens for request in admitted])
-        for request, (slot, hit) in zip(admitted, assigned, strict=True):
-            request.slot = slot
-            chunks = plan_chunks(hit, len(request.tokens), self._config.prefill_chunks)
-            plans.append([Piece(*chunk, request) for chunk in chunks])
-            self._stats.prefix_hit_tokens += hit
-            self._stats.prefilled_tokens += len(request.tokens) - hit
-        logger.debug("admitted (slot, tokens reused): %s", assigned)
-        return plans
+    def _execute(self, plan: Plan) -> Results:
+        """Run a plan on the device and fetch what it drew; nothing is waited for before the end."""
+        started = time.perf_counter()
+        self._place(plan.placed)
+        self._copy(plan.copies)
+        drawn = [self._prefill(call) for call in plan.calls]
+        self._copy(plan.late_copies)
+        decoded = self._decode(plan) if plan.decodes else None
+        first = [tuple(map(np.asarray, call)) for call in drawn]
+        between = time.perf_counter()
+        rest = None if decoded is None else tuple(map(np.asarray, decoded))
+        ended = time.perf_counter()
+        self._stats.prefill_s += between - started
+        self._stats.decode_s += ended - between
+        self._stats.device_s += ended - started
+        return Results([(each[0], each[1], each[2]) for each in first], rest)
 
-    def _prefill(self, plans: list[list[Piece]]) -> None:
-        """Run the first pieces of all requests, then their second ones, alike pieces together."""
-        calls = []
-        for wave in range(max(map(len, plans))):
-            pieces = [plan[wave] for plan in plans if len(plan) > wave]
-            for chunk in sorted({piece.chunk for piece in pieces}):
-                alike = [piece for piece in pieces if piece.chunk == chunk]
-                rows = self._prefill_rows
-                calls += [alike[i : i + rows] for i in range(0, len(alike), rows)]
-        # Dispatched without waiting for results: a call needs only the cache of the one before.
-        outputs = [
-            self._run(Program("prefill", pieces[0].chunk), self._prefill_rows_of(pieces))
-            for pieces in calls
-        ]
-        for pieces, output in zip(calls, outputs, strict=True):
-            tokens, logprobs = map(np.asarray, output)
-            for row, (_, start, end, request) in enumerate(pieces):
-                self._table.append(request.slot, request.tokens[start:end])
-                if end == len(request.tokens):
-                    self._extend(request, tokens[row : row + 1], logprobs[row : row + 1])
+    def _run(self, program: Program, *inputs: Any) -> Any:
+        """Run a program on the state, which its result replaces."""
+        if self._state is None:
+            raise SamplerError("an earlier round failed on the device; load weights to begin anew")
+        state, self._state = self._state, None  # donated
+        if program.kind in ("place", "copy"):
+            self._state = self._programs(program, state, *inputs)
+            return None
+        self._state, output = self._programs(program, self._leaves, state, *inputs)
+        return output
 
-    def _prefill_rows_of(self, pieces: list[Piece]) -> sampling.PrefillRows:
-        rows = _blank(sampling.prefill_shapes(self._prefill_rows, pieces[0].chunk))
-        rows.positions[:] = -1
-        taken = [piece.request.slot for piece in pieces]
-        unused = [slot for slot in range(self._config.slots) if slot not in taken]
-        rows.slots[:] = (taken + unused)[: self._prefill_rows]  # `forward` wants distinct slots
-        for row, (_, start, end, request) in enumerate(pieces):
-            rows.tokens[row, : end - start] = request.tokens[start:end]
-            rows.positions[row, : end - start] = np.arange(start, end)
-            rows.keys[row] = request.key
-            rows.temperature[row] = request.params.temperature
-        return rows
+    def _place(self, lanes: Sequence[Lane]) -> None:
+        program = Program("place")
+        for part in _parts(lanes, self._config.slots):
+            rows = blank(self._programs.shapes(program))
+            rows.lanes[:] = self._config.lanes
+            rows.stop_ids[:] = -1
+            for row, lane in enumerate(part):
+                params = lane.request.params
+                rows.lanes[row] = lane.index
+                rows.pages[row, : len(lane.held.pages)] = lane.held.pages
+                rows.stop_ids[row, : len(params.stop_ids)] = params.stop_ids
+                rows.rule.keys[row] = lane.request.key
+                rows.rule.temperature[row] = params.temperature
+                rows.rule.top_p[row] = params.top_p
+                rows.rule.min_p[row] = params.min_p
+                rows.rule.top_k[row] = params.top_k
+            self._run(program, rows)
 
-    def _decode(self, live: list[Request]) -> None:
-        """Decode all live requests for one bounded run.
+    def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
+        program = Program("copy")
+        for part in _parts(copies, self._config.slots):
+            pages = blank(self._programs.shapes(program))
+            pages.target[:] = -1
+            for row, (source, target) in enumerate(part):
+                pages.source[row], pages.target[row] = source, target
+            self._run(program, pages)
 
-        The run ends early when enough of them have finished to fill a prefill call. Such a call
-        costs several decode steps however few of its rows are used, so returning for each single
-        slot would cost more than the slot can gain.
+    def _prefill(self, call: Call) -> tuple[Array, Array, Array]:
+        size = next(size for size in self._config.prefill_pieces if size >= len(call.pieces))
+        program = Program("prefill", size)
+        pieces = blank(self._programs.shapes(program))
+        pieces.positions[:] = -1
+        pieces.end_lanes[:] = self._config.lanes
+        for row, (lane, start, end) in enumerate(call.pieces):
+            pieces.tokens[row, : end - start] = lane.request.tokens[start:end]
+            pieces.positions[row, : end - start] = np.arange(start, end)
+            pieces.lanes[row] = lane.index
+        for row, (piece, lane) in enumerate(call.ends):
+            pieces.ends[row], pieces.end_lanes[row] = piece, lane.index
+        drawn = self._run(program, pieces)
+        return drawn.tokens, drawn.logprobs, drawn.untruncated
+
+    def _decode(self, plan: Plan) -> Any:
+        program = Program("decode")
+        run = blank(self._programs.shapes(program))
+        run.slots[:] = plan.slots
+        run.line[:] = -1
+        run.line[: len(plan.line)] = plan.line
+        run.spare[:] = -1
+        run.spare[: len(plan.spare)] = plan.spare
+        for lane, limit in plan.limits.items():
+            run.limits[lane] = limit
+        exit_after = np.int32(max(1, self._config.slots // 8))
+        return self._run(program, run._replace(exit_after=exit_after))
+
+    def _read_routing(self, request: Request) -> None:
+        """Take the experts of a finished request's tokens out of its pages, before others write
+        there.
         """
-        rows = _blank(sampling.decode_shapes(self._config.slots))
-        rows.positions[:] = rows.stop_ids[:] = -1
-        for request in live:
-            slot, params = request.slot, request.params
-            rows.tokens[slot] = request.sampled[-1]
-            rows.positions[slot] = request.num_tokens - 1
-            longest = min(self._config.context_tokens, len(request.tokens) + params.max_tokens)
-            rows.last_positions[slot] = longest - 1
-            rows.stop_ids[slot, : len(params.stop_ids)] = params.stop_ids
-            rows.keys[slot] = request.key
-            rows.temperature[slot] = params.temperature
-        exit_after = np.int32(min(self._prefill_rows, len(live)))
-        output = self._run(Program("decode"), rows, exit_after)
-        tokens, logprobs, counts, num_steps = map(np.asarray, output)
-        for request in live:
-            slot, count = request.slot, int(counts[request.slot])
-            written = [request.sampled[-1], *tokens[slot, : count - 1]]
-            self._table.append(slot, np.array(written, np.int32))
-            self._extend(request, tokens[slot, :count], logprobs[slot, :count])
-        self._stats.decode_steps += int(num_steps)
-        self._stats.occupied_slot_steps += int(counts.sum())
-
-    def _extend(
-        self,
-        request: Request,
-        tokens: Int[np.ndarray, " new"],
-        logprobs: Float[np.ndarray, " new"],
-    ) -> None:
-        """Append sampled tokens, and settle by the device's own rule whether the request ended."""
-        request.sampled.extend(tokens.tolist())
-        request.logprobs.extend(logprobs.tolist())
-        self._stats.sampled_tokens += len(tokens)
-        if request.sampled[-1] in request.params.stop_ids:
-            request.stop = Stop.STOP_ID
-        elif len(request.sampled) == request.params.max_tokens:
-            request.stop = Stop.MAX_TOKENS
-        elif request.num_tokens == self._config.context_tokens:
-            request.stop = Stop.CONTEXT
+        if request.error or self._state is None:
+            return
+        pages = np.zeros(self._config.pages_per_row, np.int32)
+        pages[: len(request.pages)] = request.pages
+        found = np.asarray(self._programs(Program("routing"), self._state.cache, pages))
+        request.routing = found.reshape(-1, *found.shape[2:])[: request.num_known].copy()
 
 
-def _blank(shapes: Any) -> Any:
-    """Zeros on the host, in the shapes of a program's input."""
-    return jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes)
+def _parts(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]

@@ -1,4 +1,4 @@
-"""The blockwise core against a dense softmax; ranges and cache writes by hand."""
+"""The blockwise core against a dense softmax; ranges by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +7,7 @@ import pytest
 
 from models import blockwise
 from models.attention import packed_ranges
-from models.blockwise import attend, attend_rows
-from models.cache import write_cache
+from models.blockwise import attend
 
 
 def dense(query, key, value, slot_ids, first, last):
@@ -60,25 +59,6 @@ def test_attend_equals_dense(monkeypatch, query_block, key_block, seq, context):
         np.testing.assert_allclose(got, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize(("block", "seq", "context"), [(1, 1, 13), (2, 3, 21), (32, 5, 21)])
-def test_wide_attention_equals_dense(monkeypatch, block, seq, context):
-    """Blocks of four times `block` keys; a row that is padding, and one whose slot is full."""
-    monkeypatch.setattr(blockwise, "KEY_BLOCK", block)
-    query = random(0, 3, seq, 4, 6)
-    key, value = random(2, 5, context, 2, 6), random(3, 5, context, 2, 6)
-    slot_ids = jnp.array([4, 0, 2], jnp.int32)
-    last = jnp.arange(seq, dtype=jnp.int32)[None] + jnp.array([[2], [context - seq], [0]])
-    last = last.at[2].set(-1)
-    got = jax.jit(attend_rows)(query, key, value, slot_ids, last)
-    expected = dense(query, key, value, slot_ids, jnp.zeros_like(last), last)
-    np.testing.assert_allclose(got, expected, atol=2e-5)
-    assert not got[2].any()
-    half = [x.astype(jnp.bfloat16) for x in (query, key, value)]
-    rounded = attend_rows(*half, slot_ids, last)
-    assert rounded.dtype == jnp.bfloat16
-    np.testing.assert_allclose(rounded.astype(jnp.float32), expected, atol=0.05)
-
-
 def test_query_without_keys_gives_zeros():
     keys = random(1, 1, 4, 1, 4)
     none = jnp.full((1, 1), -1, jnp.int32)
@@ -100,12 +80,3 @@ def test_packed_ranges_by_hand():
     live = np.asarray(last) >= 0
     assert last.tolist() == [[0, 1, 2, 3, 4, -1, -1], [-1, 1, 2, -1, 4, 5, 6]]
     assert np.asarray(first)[live].tolist() == [0, 0, 2, 2, 2, 1, 1, 4, 5, 5]
-
-
-def test_write_cache_drops_padding_and_overflow():
-    cached = jnp.zeros((3, 4, 1, 1))
-    new = jnp.arange(1.0, 7.0).reshape(2, 3, 1, 1)
-    positions = jnp.array([[0, 3, -1], [1, 4, 2]], jnp.int32)
-    written = write_cache(cached, new, positions, jnp.array([2, 0], jnp.int32))
-    expected = [[0, 4, 6, 0], [0, 0, 0, 0], [1, 0, 0, 2]]
-    assert written[:, :, 0, 0].tolist() == expected

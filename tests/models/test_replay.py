@@ -59,7 +59,9 @@ def test_each_layer_takes_its_own_in_either_layout(inputs):
 def test_what_the_cache_path_chooses_can_be_replayed(inputs):
     params, tokens, positions = inputs[0], *map(jnp.asarray, inputs[1:])
     cached = jax.jit(
-        lambda *inputs: transformer.forward(TINY, *inputs, cache=init_cache(TINY, 2, 8))
+        lambda *inputs: transformer.forward(
+            TINY, *inputs, cache=init_cache(TINY, 2, 8), page_table=jnp.array([[1], [0]])
+        )
     )(*inputs)
     hidden, routing = run(params, tokens, positions, cached.routing.chosen)
     np.testing.assert_allclose(hidden, cached.hidden, atol=1e-5)
@@ -71,5 +73,6 @@ def test_what_the_cache_path_chooses_can_be_replayed(inputs):
             tokens,
             positions,
             cache=init_cache(TINY, 2, 8),
+            page_table=jnp.array([[1], [0]]),
             replay=cached.routing.chosen,
         )

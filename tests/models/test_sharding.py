@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from helpers import tree_allclose
 from models import layout, transformer
-from models.cache import cache_sharding, init_cache
+from models.cache import cache_sharding, init_cache, read_routing
 from models.config import TransformerConfig
 from models.errors import ModelError
 from models.execution import PLAIN
@@ -212,14 +212,14 @@ def test_sharded_equals_unsharded(mesh, model, layers):
     assert min(float(abs(leaf).max()) for leaf in jax.tree.leaves(grads)) > 1e-4
 
 
-def cached(config, execution, mesh, params, cache, tokens, positions, slot_ids):
+def cached(config, execution, mesh, params, cache, tokens, positions, page_table):
     out = transformer.forward(
         config,
         params,
         tokens,
         positions,
         cache=cache,
-        slot_ids=slot_ids,
+        page_table=page_table,
         mesh=mesh,
         execution=execution,
     )
@@ -229,7 +229,7 @@ def cached(config, execution, mesh, params, cache, tokens, positions, slot_ids):
 
 @pytest.mark.parametrize(("mesh", "model", "layers"), CASES)
 def test_sharded_cache_equals_packed_rows(mesh, model, layers):
-    """A prompt of four tokens in slots 2 and 0, then two steps of decoding."""
+    """A prompt of four tokens of two rows, then two steps of decoding."""
     config, execution = MODELS[model], EXECUTIONS[layers]
     mesh = build_mesh(*MESHES[mesh])
     tokens = batch()[0][:2]
@@ -241,8 +241,10 @@ def test_sharded_cache_equals_packed_rows(mesh, model, layers):
     scores = transformer.logits(config, params, out.hidden)
     placed = jax.device_put(params, param_shardings(config, mesh, execution))
     sharding = cache_sharding(mesh, execution)
-    cache = jax.device_put(init_cache(config, 3, 8, execution, mesh), sharding)
-    assert cache.keys[0].sharding.shard_shape(cache.keys[0].shape)[-2] == max(
+    routing = config.num_experts > 1
+    cache = init_cache(config, 5, 4, execution, mesh, routing=routing)
+    cache = jax.device_put(cache, sharding)
+    assert cache.keys[0].sharding.shard_shape(cache.keys[0].shape)[-3] == max(
         config.num_kv_heads // mesh.shape["tensor"], 1
     )
     step = jax.jit(
@@ -250,11 +252,15 @@ def test_sharded_cache_equals_packed_rows(mesh, model, layers):
         donate_argnums=1,
         out_shardings=(sharding, None, None),
     )
-    slots = np.array([2, 0], np.int32)
+    table = np.array([[3, 0], [1, 4]], np.int32)
     for columns in (slice(0, 4), slice(4, 5), slice(5, 6)):
-        cache, hidden, got = step(placed, cache, tokens[:, columns], positions[:, columns], slots)
+        cache, hidden, got = step(placed, cache, tokens[:, columns], positions[:, columns], table)
         np.testing.assert_allclose(hidden, out.hidden[:, columns], atol=1e-5, rtol=1e-5)
         np.testing.assert_allclose(got, scores[:, columns], atol=1e-5, rtol=1e-5)
+    if routing:
+        kept = read_routing(cache, jnp.asarray(table.reshape(-1)))
+        chosen = kept.reshape(2, 8, config.num_layers, -1)
+        assert np.array_equal(chosen[:, :6].transpose(2, 0, 1, 3), out.routing.chosen)
 
 
 def gathered(text: str) -> set[tuple[int, ...]]:
@@ -278,10 +284,10 @@ def test_the_table_is_never_whole(kind):
         inputs = (params, rows, rows, rows)
     else:
         rows = jax.ShapeDtypeStruct((8, 1), jnp.int32, sharding=replicated(mesh))
-        slots = jax.ShapeDtypeStruct((8,), jnp.int32, sharding=replicated(mesh))
-        cache = jax.eval_shape(lambda: init_cache(DENSE, 8, 8, PLAIN, mesh))
+        table = jax.ShapeDtypeStruct((8, 2), jnp.int32, sharding=replicated(mesh))
+        cache = jax.eval_shape(lambda: init_cache(DENSE, 16, 4, PLAIN, mesh))
         step = functools.partial(cached, DENSE, PLAIN, mesh)
-        inputs = (params, cache, rows, rows, slots)
+        inputs = (params, cache, rows, rows, table)
     shapes = gathered(jax.jit(step).lower(*inputs).compile().as_text())
     assert shapes, "the pattern finds all-gathers"
     assert not {shape for shape in shapes if 48 in shape}, shapes

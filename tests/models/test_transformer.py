@@ -47,6 +47,7 @@ OTHER = TransformerConfig(
     norm_eps=1e-2,
 )
 
+ONE = jnp.ones((1, 1), jnp.int32)
 SCANNED = dataclasses.replace(PLAIN, layers="scanned")
 
 forward = partial(jax.jit, static_argnums=0, static_argnames="execution")(transformer.forward)
@@ -135,6 +136,13 @@ def random_params(config: TransformerConfig):
     return jax.tree.map(draw, transformer.abstract_params(config))
 
 
+def page_table(rows: int, context: int, page_tokens: int, seed: int = 0) -> np.ndarray:
+    """Pages for each row, in no order."""
+    width = -(-context // page_tokens)
+    pages = np.random.default_rng(seed).permutation(rows * width)
+    return pages.reshape(rows, width).astype(np.int32)
+
+
 # Two segments and padding, packed in one row; positions restart.
 SEGMENTS = np.array([1, 1, 1, 1, 2, 2, 2, 2, 2, 0, 0], np.int32)
 POSITIONS = np.array([0, 1, 2, 3, 0, 1, 2, 3, 4, 0, 0], np.int32)
@@ -186,20 +194,22 @@ def test_padding_changes_nothing():
     assert np.array_equal(one.expert_load, two.expert_load)
 
 
-def test_prefill_and_decode_equal_the_packed_forward():
+@pytest.mark.parametrize("page_tokens", [1, 3, 16])
+def test_prefill_and_decode_equal_the_packed_forward(page_tokens):
     params = random_params(TINY)
     lengths = np.array([9, 6, 3])
     tokens = random_tokens(3, 3, 9)
     positions = np.broadcast_to(np.arange(9, dtype=np.int32), (3, 9))
     expected = forward(TINY, params, tokens, positions).hidden
 
-    # Two chunks of prefill into slots 3, 0, 2; rows end at different places.
-    slots = np.array([3, 0, 2], np.int32)
-    cache = init_cache(TINY, 4, 16)
+    # Two chunks of prefill into pages here and there; rows end at different places.
+    table = page_table(3, 9, page_tokens)
+    num_pages = table.size + 1  # the last one belongs to nobody
+    cache = init_cache(TINY, num_pages, page_tokens)
     prompt = np.minimum(lengths - 2, 5)
     for chunk in (slice(0, 3), slice(3, 6)):
         where = np.where(positions < prompt[:, None], positions, -1)[:, chunk]
-        out = forward(TINY, params, tokens[:, chunk], where, cache=cache, slot_ids=slots)
+        out = forward(TINY, params, tokens[:, chunk], where, cache=cache, page_table=table)
         cache = out.cache
         for row in range(3):
             live = where[row] >= 0
@@ -207,64 +217,48 @@ def test_prefill_and_decode_equal_the_packed_forward():
             np.testing.assert_allclose(out.hidden[row][live], want, atol=1e-4)
         assert float(out.expert_load.sum()) == (where >= 0).sum() * 2 * TINY.num_layers
 
-    # Decode with row i in slot i, until the longest row is through; slot 1 stays empty.
+    # Decode rows 1, 2, 0 with an empty row among them, until the longest is through.
+    order = np.array([1, -1, 2, 0])
+    nowhere = np.full_like(table[:1], -1)
+    decode_table = np.concatenate([table, nowhere])[order]
     for offset in range(4):
         column, live = np.zeros(4, np.int32), np.full(4, -1, np.int32)
-        for row, slot in enumerate(slots):
-            if prompt[row] + offset < lengths[row]:
-                live[slot] = prompt[row] + offset
-                column[slot] = tokens[row, live[slot]]
-        out = forward(TINY, params, column[:, None], live[:, None], cache=cache)
+        for place, row in enumerate(order):
+            if row >= 0 and prompt[row] + offset < lengths[row]:
+                live[place] = prompt[row] + offset
+                column[place] = tokens[row, live[place]]
+        out = forward(
+            TINY, params, column[:, None], live[:, None], cache=cache, page_table=decode_table
+        )
         cache = out.cache
-        for row, slot in enumerate(slots):
-            if live[slot] >= 0:
-                want = expected[row, live[slot]]
-                np.testing.assert_allclose(out.hidden[slot, 0], want, atol=1e-4)
-    assert not cache.keys[0][1].any() and not cache.values[1][1].any()
-
-
-def test_decode_of_a_row_is_bit_equal_whatever_its_neighbours_hold():
-    config = TransformerConfig(num_layers=2)
-    params = random_params(config)
-    rng = np.random.default_rng(0)
-    shape = init_cache(config, 32, 160).keys[0].shape
-    keep = [3, 17, 31]
-
-    def decode(seed: int):
-        other = np.random.default_rng(seed)
-        layers = other.standard_normal((4, *shape)).astype(np.float32)
-        cache = transformer.Cache(tuple(layers[:2]), tuple(layers[2:]))
-        tokens = other.integers(0, config.vocab_size, (32, 1)).astype(np.int32)
-        positions = other.integers(-1, 150, (32, 1)).astype(np.int32)
-        tokens[keep, 0], positions[keep, 0] = [7, 8, 9], [140, 20, 0]
-        for layer in (*cache.keys, *cache.values):
-            layer[keep] = kept
-        return np.asarray(forward(config, params, tokens, positions, cache=cache).hidden)[keep]
-
-    kept = rng.standard_normal((3, *shape[1:])).astype(np.float32)
-    first = decode(1)
-    for seed in (2, 3, 4):
-        assert np.array_equal(first, decode(seed))
+        for place, row in enumerate(order):
+            if live[place] >= 0:
+                want = expected[row, live[place]]
+                np.testing.assert_allclose(out.hidden[place, 0], want, atol=1e-4)
+    assert not cache.keys[0][-1].any() and not cache.values[1][-1].any()
 
 
 @pytest.mark.parametrize("execution", [PLAIN, SCANNED], ids=["unrolled", "scanned"])
 def test_decode_loop_copies_no_cache(execution):
     config = TransformerConfig(num_layers=2)
     params = transformer.abstract_params(config, execution)
-    cache = jax.eval_shape(lambda: init_cache(config, 8, 1024, execution))
-    layer = 4 * 8 * 1024 * config.num_kv_heads * config.head_dim
+    cache = jax.eval_shape(lambda: init_cache(config, 8 * 256, 16, execution))
+    table = jax.ShapeDtypeStruct((8, 256), jnp.int32)
+    layer = 4 * 8 * 4096 * config.num_kv_heads * config.head_dim
     row = jax.ShapeDtypeStruct((8, 1), jnp.int32)
 
     @partial(jax.jit, donate_argnums=1)
-    def decode(params, cache, tokens, positions):
+    def decode(params, cache, table, tokens, positions):
         def step(_, carry):
             cache, positions = carry
-            out = transformer.forward(config, params, tokens, positions, cache=cache)
+            out = transformer.forward(
+                config, params, tokens, positions, cache=cache, page_table=table
+            )
             return out.cache, positions + 1
 
         return jax.lax.fori_loop(0, 4, step, (cache, positions))
 
-    memory = decode.lower(params, cache, row, row).compile().memory_analysis()
+    memory = decode.lower(params, cache, table, row, row).compile().memory_analysis()
     # A scan on CPU copies the weights of the layer it is at, which the chip it is for does not.
     weights = sum(leaf.size for leaf in jax.tree.leaves(params)) * 4 if execution is SCANNED else 0
     assert memory.temp_size_in_bytes < layer + weights
@@ -325,11 +319,11 @@ def test_remat_changes_no_gradient_and_keeps_less(unrolled, remat):
 def test_scanned_cache_equals_unrolled(unrolled):
     params, tokens, _ = unrolled
     positions = np.arange(11, dtype=np.int32)[None]
-    slots = np.array([1], np.int32)
-    caches = [init_cache(TINY, 3, 16, execution) for execution in (PLAIN, SCANNED)]
+    table = np.array([[5, 1, 2]], np.int32)
+    caches = [init_cache(TINY, 6, 4, execution, routing=True) for execution in (PLAIN, SCANNED)]
     for columns in (slice(0, 6), slice(6, 7), slice(7, 8)):
         outs = [
-            forward(TINY, p, tokens[:, columns], positions[:, columns], cache=c, slot_ids=slots)
+            forward(TINY, p, tokens[:, columns], positions[:, columns], cache=c, page_table=table)
             for p, c in zip((params, layout.stacked(params)), caches, strict=True)
         ]
         np.testing.assert_allclose(outs[0].hidden, outs[1].hidden, rtol=1e-6, atol=1e-6)
@@ -337,7 +331,7 @@ def test_scanned_cache_equals_unrolled(unrolled):
     for one, other in zip(*caches, strict=True):
         np.testing.assert_allclose(jnp.stack(one), other, rtol=1e-6, atol=1e-6)
     with pytest.raises(ModelError, match="one is unrolled, the other scanned"):
-        forward(TINY, params, tokens, positions, cache=caches[1], slot_ids=slots)
+        forward(TINY, params, tokens, positions, cache=caches[1], page_table=table)
 
 
 @pytest.mark.parametrize("layers", ["unrolled", "scanned"])
@@ -390,13 +384,13 @@ def test_splash_is_taken_for_rows_and_chunks(monkeypatch):
     np.testing.assert_allclose(out.hidden[live], expected[live], atol=1e-4)
 
     # Row 1 is five tokens shorter; the chunk in the middle is two longer than what is left.
-    cache, slots = init_cache(OTHER, 3, 150), jnp.array([2, 0], jnp.int32)
+    cache, table = init_cache(OTHER, 24, 16), jnp.asarray(page_table(2, 150, 16))
     ends = jnp.array([[140], [135]], jnp.int32)
     for start, end, extra in ((0, 5, 0), (5, 138, 2), (138, 139, 0)):
         where = jnp.where(positions < ends, positions, -1)[:, start:end]
         where = jnp.pad(where, ((0, 0), (0, extra)), constant_values=-1)
         chunk = jnp.pad(tokens[:, start:end], ((0, 0), (0, extra)))
-        out = splashed(chunk, where, cache=cache, slot_ids=slots)
+        out = splashed(chunk, where, cache=cache, page_table=table)
         cache, real = out.cache, (where >= 0)[:, : end - start]
         got = out.hidden[:, : end - start]
         np.testing.assert_allclose(got[real], alone[:, start:end][real], atol=1e-4)
@@ -434,14 +428,14 @@ def test_parameters_depend_on_the_key_alone():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"slot_ids": jnp.zeros(1, jnp.int32)}, "slot_ids describe a cache"),
+        ({"page_table": ONE}, "go together"),
+        ({"cache": init_cache(TINY, 1, 4)}, "go together"),
         (
-            {"cache": init_cache(TINY, 1, 4), "segment_ids": jnp.ones((1, 1), jnp.int32)},
+            {"cache": init_cache(TINY, 1, 4), "page_table": ONE, "segment_ids": ONE},
             "rows without a cache",
         ),
     ],
 )
 def test_contradicting_options_are_refused(options, message):
-    params, one = random_params(TINY), jnp.zeros((1, 1), jnp.int32)
     with pytest.raises(ModelError, match=message):
-        transformer.forward(TINY, params, one, one, **options)
+        transformer.forward(TINY, random_params(TINY), ONE, ONE, **options)

@@ -150,6 +150,11 @@ def test_a_broken_config_file_is_named(source, part, tmp_path, capsys):
 
 
 WRONG_TYPES = {
+    "Config(agent=AgentConfig(thinking_tokens=5))": "agent.thinking_tokens=5",
+    "Config(engine=EngineConfig(prefill_tokens=96))": "engine.prefill_tokens=96",
+    "Config(engine=EngineConfig(piece_tokens=48))": "engine.piece_tokens=48",
+    "Config(engine=EngineConfig(kv_tokens=20))": "engine.kv_tokens=20",
+    "Config(engine=EngineConfig(queue=-1))": "engine.queue=-1",
     "Config(run=None)": "config.run=None is not a valid RunConfig",
     "Config(run=RunConfig(steps='3'))": "run.steps='3' is not a valid int",
     "Config(run=RunConfig(steps=3.5))": "run.steps=3.5 is not a valid int",

@@ -84,7 +84,7 @@ def stage_of(pool):
             "max_tokens": 4000,
         } | designer  # fmt: skip
         config = Config(
-            engine=EngineConfig(context_tokens=24_000, prefill_chunks=(64,)),
+            engine=EngineConfig(context_tokens=24_000),
             model=replace(base.model, max_positions=24_000),
             batch=replace(base.batch, row_tokens=24_000),
             designer=DesignerConfig(**settings),

@@ -188,7 +188,7 @@ def chat(tmp_path_factory):
 def played_out(chat, max_probe_win_frac):
     """One cycle: the designs by name, what each earned, its advantage, and the cycle itself."""
     config = Config(
-        engine=EngineConfig(context_tokens=4096, prefill_chunks=(64,)),
+        engine=EngineConfig(context_tokens=4096),
         batch=replace(Config().batch, row_tokens=4096),
         designer=DesignerConfig(
             designs=len(PROGRAMS), skills=(SKILL,), skills_per_cycle=1, delay_steps=0

@@ -30,7 +30,7 @@ MODEL = TransformerConfig(  # rows to spare in the embedding, as in the real one
 CONFIG = Config(
     model=MODEL,
     batch=dataclasses.replace(Config().batch, row_tokens=1536),
-    engine=EngineConfig(slots=8, context_tokens=1536, prefill_rows=4, prefill_chunks=(256,)),
+    engine=EngineConfig(slots=8, queue=0, context_tokens=1536, prefill_tokens=256),
     designer=DesignerConfig(designs=3, max_tokens=24),
     agent=AgentConfig(seeds=1, plays=2, max_turns=2, max_tokens=48, max_observation_tokens=1024),
 )

@@ -56,7 +56,8 @@ class Reciter:
         prompt = self.chat.decode(tokens)
         self.prompts.append(prompt)
         ids = self.chat.finish(self._answer(prompt))
-        return Completion(ids, np.full(len(ids), -1.0, np.float32), Stop.STOP_ID, 0)
+        logprobs = np.full(len(ids), -1.0, np.float32)
+        return Completion(ids, logprobs, logprobs, Stop.STOP_ID, 0)
 
     def _answer(self, prompt):
         if prompt.startswith("Write a game"):
@@ -81,7 +82,7 @@ def small_chat(tmp_path_factory):
 @pytest.fixture
 def stage(small_chat):
     config = Config(
-        engine=EngineConfig(context_tokens=2048, prefill_chunks=(64,)),
+        engine=EngineConfig(context_tokens=2048),
         batch=replace(Config().batch, row_tokens=2048),
         designer=DesignerConfig(designs=6, skills_per_cycle=3, delay_steps=0),
         agent=AgentConfig(seeds=1, plays=2, max_turns=12),
@@ -150,9 +151,7 @@ def test_a_prompt_too_long_for_the_context_is_shortened_or_refused(stage):
     stage.corpus = Corpus([Document("d", "t", " ".join(["x" * 500] * 40))], 0)
     (request,) = designing.requests(stage, 0, [0], 0)
     assert 0 < len(request.material.document) < 500 * 40
-    stage.config = replace(
-        stage.config, engine=EngineConfig(context_tokens=700, prefill_chunks=(64,))
-    )
+    stage.config = replace(stage.config, engine=EngineConfig(context_tokens=700))
     with pytest.raises(ConfigError, match=r"engine\.context_tokens=700"):
         designing.requests(stage, 0, [0], 0)
     with pytest.raises(ConfigError, match=r"designer's prompt takes \d+ tokens"):

@@ -4,6 +4,9 @@ refused for before anything is computed.
 
 import asyncio
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -32,6 +35,26 @@ class DyingEnv:
     def reset(self, seed):
         os._exit(1)
 """
+
+
+@pytest.mark.parametrize(
+    ("folder", "told", "expected"),
+    [("~/programs", "", "home/programs"), ("", "", "None"), ("~/programs", "/told", "/told")],
+)
+def test_where_compiled_programs_are_kept(tmp_path, folder, told, expected):
+    code = (
+        "import jax, sys; from spade_jax.train import keep_compiled; keep_compiled(sys.argv[1]); "
+        "print(jax.config.jax_compilation_cache_dir)"
+    )
+    kept = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    environment = kept | {"HOME": str(tmp_path / "home")}
+    if told:
+        environment["JAX_COMPILATION_CACHE_DIR"] = told
+    done = subprocess.run(
+        [sys.executable, "-c", code, folder], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith(expected)
 
 
 def made_stage() -> Stage:

@@ -24,7 +24,8 @@ def ask(policy, chat, **settings):
         ("the levers are fine<eos>", "no verdict"),
         ("\\boxed{perhaps}<eos>", "no verdict"),
         ("<eos>", "no verdict"),
-        ("a very long thought", "no verdict"),
+        ("a very long thought", "was cut off"),
+        ("\\boxed{yes}", "was cut off"),
     ],
 )
 def test_only_yes_lets_a_program_through(chat, said, reason):

@@ -157,6 +157,16 @@ def test_thinking_ids():
     assert public("smollm2").thinking_ids is None
 
 
+def test_what_closes_a_thinking_block():
+    qwen3 = public("qwen3")
+    block = qwen3.thinking_block
+    assert block is not None
+    assert (block.open_id, block.close_id) == qwen3.thinking_ids
+    assert qwen3.tokenizer.decode(list(block.closing)) == "\n</think>\n\n"
+    assert block.close_id in block.closing
+    assert public("smollm2").thinking_block is None
+
+
 def test_what_a_template_cannot_do_is_said(tokenizer):
     for chat in (public("smollm2"), public("llama3"), Chat(tokenizer)):
         with pytest.raises(ConfigError, match=r"does not think; set designer\.thinking"):

@@ -9,9 +9,9 @@ from spade_jax.rollout.record import Recorder
 from spade_jax.types import Completion, Stop
 
 
-def completion(tokens, version=4, stop=Stop.STOP_ID):
+def completion(tokens, version=4, stop=Stop.STOP_ID, **options):
     logprobs = -0.25 * np.arange(1, len(tokens) + 1, dtype=np.float32)
-    return Completion(np.array(tokens, np.int32), logprobs, stop, version)
+    return Completion(np.array(tokens, np.int32), logprobs, 2 * logprobs, stop, version, **options)
 
 
 def test_two_turns_and_what_follows_the_last():
@@ -27,6 +27,8 @@ def test_two_turns_and_what_follows_the_last():
     assert trajectory.tokens.tolist() == [1, 2, 3, 7, 8, 4, 9]
     assert trajectory.loss_mask.tolist() == [False, False, False, True, True, False, True]
     assert trajectory.sampler_logprobs.tolist() == [0, 0, 0, -0.25, -0.5, 0, -0.25]
+    assert trajectory.untruncated_logprobs.tolist() == [0, 0, 0, -0.5, -1, 0, -0.5]
+    assert trajectory.routing is None
     assert trajectory.turn_index.tolist() == [0, 0, 0, 0, 0, 1, 1]
     assert (trajectory.policy_version, trajectory.temperature) == (4, 0.5)
 
@@ -41,6 +43,34 @@ def test_a_record_is_truncated_when_its_last_completion_ran_out_of_tokens():
     ):
         record.add_completion(completion([7], stop=stop))
         assert record.build(1.0).truncated is truncated
+
+
+def test_forced_ids_are_not_taught():
+    record = Recorder()
+    record.add_prompt(np.array([1], np.int32))
+    forced = np.array([False, True, True, False, True])
+    record.add_completion(completion([5, 6, 7, 8, 9], forced=forced))
+    trajectory = record.build(1.0)
+    assert trajectory is not None
+    assert trajectory.tokens.tolist() == [1, 5, 6, 7, 8]
+    assert trajectory.loss_mask.tolist() == [False, True, False, False, True]
+    nothing = Recorder()
+    nothing.add_completion(completion([]))  # out of time before the first token
+    assert nothing.build(1.0) is None
+
+
+def test_the_first_choice_of_a_token_is_kept():
+    def routing(length: int, base: int) -> np.ndarray:
+        return (base + np.arange(length * 2).reshape(length, 2, 1)).astype(np.uint8)
+
+    record = Recorder()
+    record.add_prompt(np.array([1, 2], np.int32))
+    record.add_completion(completion([7, 8], routing=routing(3, 0)))
+    record.add_prompt(np.array([3], np.int32))
+    record.add_completion(completion([9], routing=routing(5, 100)))
+    trajectory = record.build(1.0)
+    assert trajectory is not None and trajectory.routing is not None
+    assert trajectory.routing[:, 0, 0].tolist() == [0, 2, 4, 106, 108, 0]
 
 
 def test_no_episode_crosses_an_update():
