@@ -3,6 +3,7 @@
     python benchmarks/parity.py peer SOURCE peer.npz   # torch, transformers, accelerate, gguf
     spade-jax convert SOURCE CONVERTED
     python benchmarks/parity.py ours CONVERTED peer.npz
+    python benchmarks/parity.py engine CONVERTED peer.npz
 
     python benchmarks/parity.py same ONE OTHER         # torch, transformers
 
@@ -10,7 +11,9 @@ SOURCE is a Hugging Face folder or a GGUF file. The first and the last command n
 with torch and transformers (measured with 2.13.0 and 5.24.0, on CPU), which are no dependencies.
 The first writes 64 greedy tokens for each of ten prompts, and logits at eight of the positions. The
 second runs our forward over prompt and continuation in float32: where its best token is the next
-one at every position, greedy decoding gives the same 64 tokens, one after the other. The last says
+one at every position, greedy decoding gives the same 64 tokens, one after the other. The third lets
+the sampler itself decode greedily, each prompt alone and then all of them with 22 sampled
+neighbours, and compares its log-probabilities with those of our forward. The last says
 whether transformers gives the same logits, to the bit, from two folders: a checkpoint and its
 export.
 """
@@ -123,6 +126,100 @@ def ours(folder: Path, found: Path) -> None:
     print(json.dumps(result, indent=2))
 
 
+def engine(folder: Path, found: Path) -> None:
+    """Decode with the sampler, alone and among 31 neighbours, and print the comparison."""
+    import asyncio
+
+    import jax
+
+    from models.config import read_config
+    from models.execution import PLAIN
+    from models.sharding import build_mesh
+    from models.weights import load_weights
+    from spade_jax.engine_config import EngineConfig
+    from spade_jax.rollout.engine import Engine
+    from spade_jax.types import SamplingParams
+
+    config = read_config(folder)
+    peers = np.load(found)
+    rows = [peers[f"tokens.{index}"] for index in range(len(PROMPTS))]
+    starts = [int(peers[f"start.{index}"]) + 1 for index in range(len(PROMPTS))]
+    mesh = build_mesh(1, 1, 1, 1, jax.devices()[:1])
+    params = load_weights(folder, config, mesh)
+    settings = EngineConfig(slots=32, queue=0, context_tokens=256, prefill_tokens=128)
+    sampler = Engine(config, settings, mesh, PLAIN)
+    sampler.compile()
+    sampler.load(params, 0)
+    greedy = SamplingParams(0.0, NEW_TOKENS, ())
+    warm = SamplingParams(1.0, NEW_TOKENS, (), top_p=0.9)
+    rng = np.random.default_rng(0)
+    neighbours = [
+        sampler.generate(rng.integers(0, config.vocab_size, 12 + i).astype(np.int32), warm, key)
+        for i, key in enumerate(jax.random.split(jax.random.key(1), 32 - len(rows)))
+    ]
+
+    def ask(index: int):
+        return sampler.generate(rows[index][: starts[index]], greedy, jax.random.key(index))
+
+    alone = [asyncio.run(sampler.gather([ask(index)]))[0] for index in range(len(rows))]
+    sampler.load(params, 0)  # forgets the pages
+    among = asyncio.run(sampler.gather([*map(ask, range(len(rows))), *neighbours]))[: len(rows)]
+    expected = [row[start:] for row, start in zip(rows, starts, strict=True)]
+    bits = all(
+        np.array_equal(one.tokens, other.tokens) and np.array_equal(one.logprobs, other.logprobs)
+        for one, other in zip(alone, among, strict=True)
+    )
+    gaps = _learner_gaps(config, params, rows, starts, [each.logprobs for each in among])
+    count = NEW_TOKENS * len(rows)
+    same = [
+        sum(
+            int((each.tokens == tokens).sum())
+            for each, tokens in zip(results, expected, strict=True)
+        )
+        for results in (alone, among)
+    ]
+    result = {
+        "checkpoint": folder.name,
+        "greedy_tokens": count,
+        "equal_alone": same[0],
+        "equal_among_31_neighbours": same[1],
+        "alone_and_among_equal_to_the_bit": bits,
+        "sampler_learner_logprob_gap": {"mean": float(gaps.mean()), "max": float(gaps.max())},
+        "late_compiles": sampler.stats().late_compiles,
+        "goals": {
+            "equal to transformers": same == [count, count],
+            "gap at most 1e-5 in the mean and 2e-4": gaps.mean() <= 1e-5 and gaps.max() <= 2e-4,
+        },
+    }
+    print(json.dumps(result, indent=2, default=bool))
+
+
+def _learner_gaps(config, params, rows, starts, logprobs) -> np.ndarray:
+    """Differences of the sampler's log-probabilities from those of the forward that trains."""
+    import jax
+    import jax.numpy as jnp
+
+    from models.transformer import forward, logits
+
+    width = max(map(len, rows))
+
+    @jax.jit
+    def run(tokens, segments):
+        positions = jnp.broadcast_to(jnp.arange(width, dtype=jnp.int32), tokens.shape)
+        hidden = forward(config, params, tokens, positions, segment_ids=segments).hidden
+        return jax.nn.log_softmax(logits(config, params, hidden))
+
+    gaps = []
+    for row, start, found in zip(rows, starts, logprobs, strict=True):
+        tokens = np.zeros((1, width), np.int32)
+        tokens[0, : len(row)] = row
+        segments = (np.arange(width) < len(row)).astype(np.int32)[None]
+        scores = np.asarray(run(tokens, segments))[0]
+        after = np.arange(start - 1, len(row) - 1)
+        gaps.append(np.abs(scores[after, row[start:]] - found))
+    return np.concatenate(gaps)
+
+
 def same(one: Path, other: Path) -> None:
     """Compare what transformers computes from two folders."""
     import torch  # pyright: ignore[reportMissingImports]
@@ -138,7 +235,7 @@ def same(one: Path, other: Path) -> None:
 
 
 if __name__ == "__main__":
-    commands = {"peer": peer, "ours": ours, "same": same}
+    commands = {"peer": peer, "ours": ours, "engine": engine, "same": same}
     if len(sys.argv) != 4 or sys.argv[1] not in commands:
         sys.exit(__doc__)
     commands[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]))

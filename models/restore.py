@@ -6,7 +6,7 @@ caller's to plan.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,9 @@ from models.execution import PLAIN, Execution
 from models.sharding import param_shardings
 from models.transformer import Params, abstract_params
 
+Read = Callable[[str, Mapping[str, jax.ShapeDtypeStruct]], Mapping[str, jax.Array]]
+"""Reads the named parameters of a group onto the shardings and dtypes that are asked for."""
+
 
 def load_stored(
     folder: Path,
@@ -29,12 +32,24 @@ def load_stored(
     mesh: Mesh | None = None,
     execution: Execution = PLAIN,
 ) -> Params:
-    """Read converted weights a group at a time, into the layout and dtype of `execution`.
+    """Read converted weights into the layout and dtype of `execution`."""
+    stored.check_files(folder)
+
+    def read(group: str, targets: Mapping[str, jax.ShapeDtypeStruct]) -> Mapping[str, jax.Array]:
+        stored.check_group(folder, config, group)
+        return stored.read_group(folder, group, targets)
+
+    return load_groups(read, config, mesh, execution)
+
+
+def load_groups(
+    read: Read, config: TransformerConfig, mesh: Mesh | None, execution: Execution
+) -> Params:
+    """Read parameters a group at a time, into the layout and dtype of `execution`.
 
     Scanned layers are written into their stack one by one, so that beside the parameters there is
     never more than one layer.
     """
-    stored.check_files(folder)
     params = abstract_params(config, execution)
     stacked = layout.is_stacked(params)
     names = [".".join(map(str, path)) for path, _ in nnx.to_flat_state(params)]
@@ -45,7 +60,6 @@ def load_stored(
     wanted = dict(zip(names, zip(leaves, places, strict=True), strict=True))
     arrays: dict[str, jax.Array] = {}
     for group in tensors.group_names(config):
-        stored.check_group(folder, config, group)
         in_stack = stacked and group != tensors.OUTER
         prefix = "blocks." if in_stack else "" if group == tensors.OUTER else f"{group}."
         targets = {}
@@ -53,7 +67,7 @@ def load_stored(
             leaf, place = wanted[prefix + tensor.name]
             place = _layer_place(place) if in_stack else place
             targets[tensor.name] = jax.ShapeDtypeStruct(tensor.shape, leaf.dtype, sharding=place)
-        for name, array in stored.read_group(folder, group, targets).items():
+        for name, array in read(group, targets).items():
             if in_stack:
                 leaf, place = wanted[prefix + name]
                 if prefix + name not in arrays:

@@ -1,5 +1,5 @@
-"""`spade-jax train|warmstart CONFIG [--section.field value ...]`, `spade-jax play|convert|doctor`
-with options: the only module that reads the command line.
+"""`spade-jax train|warmstart CONFIG [--section.field value ...]`, and `spade-jax
+play|generate|convert|doctor` with options: the only module that reads the command line.
 
 Bad input of any kind ends in one line on stderr and exit code 2; bugs keep their traceback.
 """
@@ -21,7 +21,7 @@ from typing import Any, NoReturn, get_type_hints
 import tyro
 
 from models.errors import ModelError
-from spade_jax.config import Config
+from spade_jax.config import Config, RunConfig
 from spade_jax.errors import ConfigError, SpadeError
 from spade_jax.terminal import mute, visible
 
@@ -30,12 +30,14 @@ COMMANDS = {
     "             --resume-if-any continues it or starts it, --profile traces three steps)",
     "warmstart": "teach a small policy both roles on the environment library",
     "play": "play an environment yourself, in the terminal",
+    "generate": "talk with a policy, or complete a file of prompts",
     "convert": "bring a public checkpoint in (Hugging Face, GGUF), or weights out",
     "doctor": "say what the sandbox can contain on this host, and prove it",
 }
 USAGE = (
     "usage: spade-jax train|warmstart CONFIG [--section.field value ...]\n"
     "       spade-jax play FILE|PACKAGE:ID [options]\n"
+    "       spade-jax generate CHECKPOINT [--prompts FILE --out FILE] [options]\n"
     "       spade-jax convert SOURCE DESTINATION [--to hf] [options]\n"
     "       spade-jax doctor [options]\n"
     "(spade-jax COMMAND --help lists every field or option)"
@@ -53,6 +55,29 @@ write model=models.config.read_config(DESTINATION).
 """
 _TRAIN_FLAGS = ("--resume", "--resume-if-any", "--profile")
 _PROFILE_STEPS = 3
+GENERATE_DETAILS = """\
+CHECKPOINT is a folder that spade-jax convert made, or a run folder, of which the newest checkpoint
+is taken.
+
+Without --prompts, type one message a line; replies appear as they are sampled, control characters
+escaped. /new begins a new conversation; Ctrl-C ends a reply; /quit or Ctrl-D leaves.
+
+--prompts FILE holds a JSON object a line, with one of
+  "text"      completed as it is, or with --chat answered as a user's message
+  "tokens"    token ids, completed as they are
+  "messages"  [{"role": "user", "content": ...}, ...] with assistant in turn; a system message may
+              come first; answered
+Before a text that is completed stands the token that begins every sequence of the model, if it has
+one. A control token that is spelt in a text is ordinary text.
+
+--out FILE gets a line for each prompt, in their order: {"text", "tokens", "logprobs", "stop"}.
+"logprobs" are under the distribution sampled from; "stop" is stop_id (the end of a turn or text,
+which is the last token), stop_string (the last token completes it), max_tokens, context (full),
+cancelled (Ctrl-C; what there is) or error, with what it was under "error". A line depends on its
+prompt, its place in the file, --seed and the options, not on the other lines.
+
+Exit codes: 0 done, 1 a prompt ended in an error, 2 bad input, 130 interrupted.
+"""
 MESSAGE_LETTERS = 2000  # of an error, at most
 # A section that may be absent, such as model.rope_scaling, is what the preset says it is.
 _TYRO = (tyro.conf.AvoidSubcommands,)
@@ -233,7 +258,56 @@ def _convert(arguments: list[str]) -> int:
     return 0
 
 
-_IN_TERMINAL = {"play": _play, "convert": _convert, "doctor": _doctor}
+def _generate(arguments: list[str]) -> int:
+    parser = _Parser("generate", GENERATE_DETAILS)
+    add = parser.add_argument
+    add("checkpoint", type=Path, metavar="CHECKPOINT", help="a folder of weights, or a run's")
+    add("--prompts", type=Path, metavar="FILE", help="complete these instead of talking")
+    add("--out", type=Path, metavar="FILE", help="where to write the completions")
+    add("--overwrite", action="store_true", help="replace what --out holds")
+    add("--chat", action="store_true", help="a prompt's text is a user's message, to be answered")
+    add("--system", metavar="TEXT", help="system message of conversations that bring none")
+    add("--template", default="auto", metavar="NAME", help="chat template (default: by the files)")
+    add("--thinking", action="store_true", help="think before answering, where the model can")
+    add("--hide-thinking", action="store_true", help="do not show it in the terminal")
+    add("--temperature", type=_number, default=1.0, help="0 is greedy (default: 1)")
+    add("--top-p", type=_number, default=1.0, help="keep the likeliest of this share (1: all)")
+    add("--top-k", type=_whole(0), default=0, help="keep so many of the likeliest (0: all)")
+    add("--min-p", type=_number, default=0.0, help="keep by a share of the likeliest (0: all)")
+    add("--max-tokens", type=_whole(1), default=256, metavar="N", help="a completion's (256)")
+    add("--stop", action="append", metavar="STRING", help="end with this text; may be repeated")
+    add("--seed", type=_seed, default=0, help="of what is random (default: 0)")
+    add("--slots", type=_whole(1), metavar="N", help="prompts sampled together (default: 32)")
+    add("--context", type=_whole(16), metavar="N", help="longest sequence, in tokens")
+    add("--tensor", type=_whole(1), default=1, metavar="N", help="devices that share the model")
+    options = parser.read(arguments)
+    options.stop = tuple(options.stop or ())
+    # Read when jax is imported; programs that were compiled before are found there.
+    kept = os.path.expanduser(RunConfig().compile_cache)
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", kept)
+    from spade_jax.generate import Options, generate
+
+    return generate(Options(**vars(options)))
+
+
+def _number(text: str) -> float:
+    if not _is_number(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return float(text)
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and len(text) <= 9 and int(text) >= least):
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not a whole number from {least} to 9 digits"
+            )
+        return int(text)
+
+    return read
+
+
+_IN_TERMINAL = {"play": _play, "generate": _generate, "convert": _convert, "doctor": _doctor}
 
 
 def _in_terminal(command: str, arguments: list[str]) -> int:

@@ -8,9 +8,11 @@ reading the parameters, and nothing else, from a run's checkpoint.
 import logging
 import math
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
@@ -58,7 +60,7 @@ def _convert(
     source: Path, target: Path, to: Form, dtype: str | None, tokenizer: Path | None
 ) -> TransformerConfig:
     checkpoints.check_paths(source, target)
-    run = _run_of(source)
+    run = run_of(source)
     if run is not None or to == "hf":
         weights = checkpoints.StoredWeights(source) if run is None else RunWeights(run)
         write = checkpoints.export_checkpoint if to == "hf" else checkpoints.store
@@ -106,6 +108,27 @@ class RunWeights:
 
     def read(self, group: str) -> dict[str, np.ndarray]:
         """Return a group in host memory, adapters merged."""
+        how = ocp.RestoreArgs(restore_type=np.ndarray)
+        return self._restore(group, lambda _: how)
+
+    def read_onto(
+        self, group: str, targets: Mapping[str, jax.ShapeDtypeStruct]
+    ) -> dict[str, jax.Array]:
+        """Return a group on the shardings and in the dtypes of `targets`, adapters merged."""
+        if self._scale:  # merged on the host
+            return {
+                name: jax.device_put(array.astype(targets[name].dtype), targets[name].sharding)
+                for name, array in self.read(group).items()
+            }
+        return self._restore(
+            group,
+            lambda name: ocp.ArrayRestoreArgs(
+                sharding=targets[name].sharding, dtype=targets[name].dtype
+            ),
+        )
+
+    def _restore(self, group: str, how_to: Callable[[str], ocp.RestoreArgs]) -> dict[str, Any]:
+        self.dtypes(group)  # refuses a checkpoint that lacks some
         names = {
             tensor.name: _stored_name(group, tensor.name)
             for tensor in tensors.group(self.config, group)
@@ -118,7 +141,8 @@ class RunWeights:
         }
         adapters = [name for pair in pairs.values() for name in pair]
         wanted: dict[str, Any] = dict.fromkeys([*names.values(), *adapters], 0)
-        how = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}
+        how = {stored_name: how_to(name) for name, stored_name in names.items()}
+        how |= {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in adapters}
         try:
             with _checkpointer() as checkpointer:
                 found = checkpointer.restore(
@@ -170,7 +194,7 @@ def _checkpointer() -> ocp.Checkpointer:
     return ocp.Checkpointer(ocp.PyTreeCheckpointHandler())
 
 
-def _run_of(source: Path) -> RunFolder | None:
+def run_of(source: Path) -> RunFolder | None:
     """Return the run in a folder that holds one."""
     if not (source / "checkpoints").is_dir() or stored.is_stored(source):
         return None

@@ -8,12 +8,10 @@ the environment wrote starts with a bar, so that it cannot pass for one of ours.
 
 import asyncio
 import contextlib
-import functools
 import io
 import json
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +22,7 @@ from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Instance, Pool
 from spade_jax.envs.tier import ACCEPT
 from spade_jax.errors import SpadeError
-from spade_jax.terminal import say, visible, visible_lines
+from spade_jax.terminal import encodable, say, typed, visible, visible_lines
 from spade_jax.types import Fault, Outcome, Reply
 
 DETAILS = """\
@@ -128,7 +126,11 @@ class _Session:
 
     def _rounds(self, step: Callable[[str], Reply | Fault], instance: Instance) -> int:
         self._show(None, Reply(instance.observation, 0.0, False, False))
-        players = _typed() if self._script is None else _scripted(self._script)
+        players = (
+            typed("one action a line; Ctrl-D leaves", _MAX_LINE_BYTES)
+            if self._script is None
+            else _scripted(self._script)
+        )
         for action in players:
             if len(action) > api.MAX_ACTION_CHARS:
                 action = action[: api.MAX_ACTION_CHARS]
@@ -223,7 +225,7 @@ def read_actions(path: Path) -> list[str]:
     else:
         actions = [line for line in text.replace("\r\n", "\n").split("\n") if line]
     for index, action in enumerate(actions, 1):
-        if type(action) is not str or not _encodable(action):
+        if type(action) is not str or not encodable(action):
             raise SpadeError(
                 f"actions file {str(path)!r}: action {index} is {ascii(action)[:60]}; "
                 "expected a string of encodable text"
@@ -242,48 +244,6 @@ def _scripted(script: list[str]) -> Iterator[str]:
     for action in script:
         say(*(f"> {line}" for line in visible_lines(action)))
         yield action
-
-
-def _typed() -> Iterator[str]:
-    """One action a line from standard input until it ends; blank lines are no actions."""
-    if sys.stdin is None:  # closed by whoever started this
-        return
-    if sys.stdin.isatty() and sys.stdout is not None and sys.stdout.isatty():
-        yield from _typed_by_hand()
-        return
-    read = functools.partial(sys.stdin.buffer.readline, _MAX_LINE_BYTES + 1)
-    for number, line in enumerate(iter(read, b""), 1):
-        if len(line) > _MAX_LINE_BYTES:
-            raise SpadeError(
-                f"line {number} of standard input has more than {_MAX_LINE_BYTES} bytes"
-            )
-        try:
-            action = line.decode().rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise SpadeError(
-                f"line {number} of standard input is not UTF-8 text: {error}"
-            ) from error
-        if action:
-            say(f"> {visible(action)}")
-            yield action
-
-
-def _typed_by_hand() -> Iterator[str]:
-    with contextlib.suppress(ImportError):  # not in every Python; it lets a line be edited
-        import readline  # noqa: F401
-    say("(one action a line; Ctrl-D leaves)")
-    while True:
-        try:
-            action = input("> ")
-        except EOFError:
-            say("")
-            return
-        except UnicodeDecodeError:
-            action = "\udcff"
-        if not _encodable(action):
-            say("(that is not UTF-8 text; try again)")
-        elif action:
-            yield action
 
 
 def _find(target: str) -> Playable:
@@ -385,11 +345,3 @@ def _unusable(what: str, path: Path | str, error: OSError | ValueError) -> Spade
     if isinstance(error, UnicodeDecodeError):
         reason = f"it is not UTF-8 text ({error.reason} at byte {error.start})"
     return SpadeError(f"{what} {str(path)!r} cannot be used: {reason}")
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

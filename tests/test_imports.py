@@ -79,12 +79,15 @@ ALLOWED: dict[str, set[str]] = {
     "spade_jax.plan": COMMAND,
     "spade_jax.checkpoints": COMMAND,
     "spade_jax.convert": COMMAND | {"spade_jax.convert"},
+    "spade_jax.generate": COMMAND
+    | {"spade_jax.convert", "spade_jax.terminal", "spade_jax.generate"},
     "spade_jax.cli": COMMAND
     | TERMINAL
     | {
         "spade_jax.play",
         "spade_jax.convert",
         "spade_jax.doctor",
+        "spade_jax.generate",
         "spade_jax.cli",
     },
     "configs": SETTINGS,

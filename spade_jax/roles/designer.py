@@ -14,7 +14,7 @@ from jaxtyping import Int
 
 from spade_jax.config import DesignerConfig
 from spade_jax.errors import SamplerError
-from spade_jax.roles import parsing, prompts
+from spade_jax.roles import asking, parsing, prompts
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.record import Recorder
 from spade_jax.types import Completion, SamplingParams, Stop, Trajectory

@@ -13,7 +13,7 @@ import numpy as np
 
 from spade_jax.config import HintConfig
 from spade_jax.errors import SamplerError
-from spade_jax.roles import parsing, prompts
+from spade_jax.roles import asking, parsing, prompts
 from spade_jax.roles.designer import Sampler, opening
 from spade_jax.roles_config import COMPACT_PROMPTS, DesignPrompt
 from spade_jax.rollout.chat import Chat
