@@ -11,8 +11,8 @@ measured, and its goal does not hold.
 
 Episodes: live, of four turns, with prompts of 200 to 800 tokens that groups of eight share,
 completions of 16 to 256 tokens and replies of 10 to 60. The lengths of completions are fixed in
-advance (uniformly drawn), so that all sample equally many tokens, and nothing ends early. Ours waits
-1 ms for each reply of an environment and takes an episode's next turn as soon as it is there;
+advance (drawn uniformly), so that all sample equally many tokens, and nothing ends early. Ours
+waits 1 ms for each reply of an environment and takes an episode's next turn as soon as it is there;
 transformers and Tunix sample turn by turn in one batch, whose environments take no time.
 Everything is in float32 on CPU, at temperature 1 without truncation, and compiled and warm before
 the first timed run. Tunix, which has no Llama of this shape, runs a random Qwen3 of the same sizes,

@@ -1,5 +1,6 @@
 """What a sampled token costs as the queue and the number of slots grow, and what the host adds."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,7 +60,7 @@ def slots(model: Model, text: list[int], repeat: int) -> list[dict[str, Any]]:
             found.append(play(engine, model, episodes).time)
     costs = [_cost(found)[0] for found in times]
     say("a token with", dict(zip(SLOTS, (f"{cost:.2f} ms" for cost in costs), strict=True)))
-    worst = max(after / before for before, after in zip(costs, costs[1:], strict=False))
+    worst = max(after / before for before, after in itertools.pairwise(costs))
     return [goal("cost_ratio_of_more_slots", worst, 1.0, least=False)]
 
 
