@@ -62,6 +62,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tunix-python", type=Path)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--episodes", type=int, default=32)
+    parser.add_argument("--scale", type=float, default=1.0, help="of all lengths, for a trial")
     parser.add_argument("--repeat", type=int, default=2, help="runs of ours, and of short parts")
     parser.add_argument("--peer-repeat", type=int, default=1, help="runs of each peer")
     parser.add_argument("--tunix-rows", type=int, default=32, help="histories in one call of Tunix")
@@ -159,7 +160,8 @@ def main() -> None:
     text = token_text(arguments.checkpoint)
     goals = []
     if "peers" in arguments.parts:
-        goals += contest(arguments, model, workload.make_episodes(text, arguments.episodes, TURNS))
+        episodes = workload.make_episodes(text, arguments.episodes, TURNS, arguments.scale)
+        goals += contest(arguments, model, episodes)
     if "roofline" in arguments.parts:
         goals += roofline.measure(
             model, text, arguments.context, arguments.repeat, arguments.transformers_python

@@ -37,9 +37,19 @@ class Scripted(NamedTuple):
         return len(self.prompt) + sum(self.lengths) + sum(map(len, self.replies))
 
 
-def make_episodes(text: list[int], count: int, turns: int, seed: int = 0) -> list[Scripted]:
-    """Cut prompts and replies from `text`; prompts are spread evenly over PROMPT_TOKENS."""
+def make_episodes(
+    text: list[int], count: int, turns: int, scale: float = 1.0, seed: int = 0
+) -> list[Scripted]:
+    """Cut prompts and replies from `text`; prompts are spread evenly over PROMPT_TOKENS.
+
+    `scale` multiplies all lengths, for a short trial.
+    """
     rng = np.random.default_rng(seed)
+
+    def draw(bounds: tuple[int, int], number: int) -> list[int]:
+        lengths = scale * rng.integers(bounds[0], bounds[1] + 1, number)
+        return np.maximum(lengths.round(), 1).astype(int).tolist()
+
     groups = -(-count // GROUP_SIZE)
     spread = np.linspace(*PROMPT_TOKENS, groups) if groups > 1 else [np.mean(PROMPT_TOKENS)]
 
@@ -47,13 +57,13 @@ def make_episodes(text: list[int], count: int, turns: int, seed: int = 0) -> lis
         start = int(rng.integers(len(text) - length))
         return text[start : start + length]
 
-    prompts = [cut(int(length)) for length in spread]
+    prompts = [cut(round(scale * length)) for length in spread]
     return [
         Scripted(
             index // GROUP_SIZE,
             prompts[index // GROUP_SIZE],
-            rng.integers(COMPLETION_TOKENS[0], COMPLETION_TOKENS[1] + 1, turns).tolist(),
-            [cut(int(n)) for n in rng.integers(REPLY_TOKENS[0], REPLY_TOKENS[1] + 1, turns - 1)],
+            draw(COMPLETION_TOKENS, turns),
+            [cut(length) for length in draw(REPLY_TOKENS, turns - 1)],
         )
         for index in range(count)
     ]
