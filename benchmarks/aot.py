@@ -231,12 +231,14 @@ def examine(name: str, target: Target, rows: int, seq: int) -> list[Report]:
     return reports
 
 
-def compile_for(devices: list[Any], function: Callable, arguments: Any) -> tuple[str, Any, float]:
+def compile_for(
+    devices: list[Any], function: Callable, arguments: Any, **options: Any
+) -> tuple[str, Any, float]:
     """Return the executable's text, its memory, and the processor time it took."""
     start = time.process_time()
     # A Hopper kernel asks the devices of the process for the number of their processors.
     with mock.patch.object(jax, "devices", lambda *_: devices):
-        compiled = jax.jit(function).lower(*arguments).compile()
+        compiled = jax.jit(function, **options).lower(*arguments).compile()
     return compiled.as_text() or "", compiled.memory_analysis(), time.process_time() - start
 
 
@@ -304,13 +306,13 @@ def goals(reports: list[Report]) -> list[dict[str, Any]]:
     for report in reports:
         name = f"{report.target} {report.program}".replace(" ", "_")
         if report.target == "control":
-            found.append(_goal(f"{name}_is_dense", report.is_dense, True))
+            found.append(goal(f"{name}_is_dense", report.is_dense, True))
             continue
         share = report.largest[0] / report.dense
         found += [
-            _goal(f"{name}_kernels_missing", report.missing, {}),
-            _goal(f"{name}_largest_over_dense", round(share, 3), 1.0, not report.is_dense),
-            _goal(
+            goal(f"{name}_kernels_missing", report.missing, {}),
+            goal(f"{name}_largest_over_dense", round(share, 3), 1.0, not report.is_dense),
+            goal(
                 f"{name}_temporary_over_needed",
                 round(report.temporary / report.bound, 3),
                 1.0,
@@ -320,7 +322,7 @@ def goals(reports: list[Report]) -> list[dict[str, Any]]:
     return found
 
 
-def _goal(name: str, value: Any, goal: Any, holds: bool | None = None) -> dict[str, Any]:
+def goal(name: str, value: Any, goal: Any, holds: bool | None = None) -> dict[str, Any]:
     holds = value == goal if holds is None else holds
     return {"name": name, "value": value, "goal": goal, "holds": holds}
 

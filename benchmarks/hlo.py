@@ -12,7 +12,8 @@ KERNEL_CALLS = {  # of custom calls, those that are a kernel of ours or a librar
     "__cudnn$fmhaScaleBiasSoftmaxBackward": "cudnn_bwd",
 }
 NAMES = re.compile(
-    r"((?:megablox|hopper|triton)_(?:product|transposed|outer)|splash_mha_(?:fwd|dq|dkv))"
+    r"((?:megablox|hopper|triton)_(?:product|transposed|outer)|splash_mha_(?:fwd|dq|dkv)"
+    r"|(?:ragged_)?paged_attention)"
 )
 CALL = re.compile(r'custom_call_target="([^"]+)"')
 OP_NAME = re.compile(r'op_name="([^"]*)"')

@@ -9,8 +9,6 @@ Under a mesh each device attends with its own heads, and over packed rows to its
 repeated, so that every device holds just the one that its queries read.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -19,14 +17,11 @@ from jaxtyping import Array, Float, Int
 
 from models import kernels
 from models.blockwise import attend
-from models.cache import Places, write_cache
+from models.cache import Places, heads_spec, keep_finite
 from models.config import TransformerConfig
 from models.execution import AttentionBackend
 from models.layers import RMSNorm, fan_in, normal, rotate, zeros
-from models.paged import attend_pages
 from models.sharding import ROW_AXES, split_rows
-
-KERNEL_CHUNK = 128  # tokens from which a prefill chunk is worth a kernel
 
 
 class Attention(nnx.Module):
@@ -113,8 +108,8 @@ def attend_cached(
     query: Float[Array, "rows seq heads head_dim"],
     key: Float[Array, "rows seq kv_heads head_dim"],
     value: Float[Array, "rows seq kv_heads head_dim"],
-    keys: Float[Array, "pages cached_heads page_tokens head_dim"],
-    values: Float[Array, "pages cached_heads page_tokens head_dim"],
+    keys: Float[Array, "pages _ _ _"],
+    values: Float[Array, "pages _ _ _"] | None,
     page_table: Int[Array, "rows pages_per_row"],
     positions: Int[Array, "rows seq"],
     where: Places,
@@ -122,54 +117,28 @@ def attend_cached(
     backend: AttentionBackend = "xla",
 ) -> tuple[
     Float[Array, "rows seq heads head_dim"],
-    Float[Array, "pages cached_heads page_tokens head_dim"],
-    Float[Array, "pages cached_heads page_tokens head_dim"],
+    Float[Array, "pages _ _ _"],
+    Float[Array, "pages _ _ _"] | None,
 ]:
     """Write `key` and `value` of all rows at their places, then attend from each query to the keys
     of its row's pages up to its position; return the caches as well. With a mesh, each device does
     its own heads.
-
-    Positions of a row follow one another, and -1 is padding behind them. A kernel is taken for
-    chunks of at least KERNEL_CHUNK; what is shorter has too little work for one.
     """
-    chunk = backend == "splash" and query.shape[1] >= KERNEL_CHUNK
+    paged = kernels.paged(backend)
 
     def local(query, key, value, keys, values, page_table, positions, where):
-        keys = write_cache(keys, key, where)
-        values = write_cache(values, value, where)
-        core = _attend_chunk if chunk else attend_pages
-        return core(query, keys, values, page_table, positions), keys, values
+        key, value = keep_finite(key, value)
+        keys, values = paged.write(keys, values, key, value, where)
+        heads = paged.attend(query, keys, values, page_table, positions, key.shape[2])
+        return heads, keys, values
 
-    heads, pages, whole = (
-        PartitionSpec(None, None, "tensor"),
-        PartitionSpec(None, "tensor"),
-        PartitionSpec(),
-    )
+    heads, whole = PartitionSpec(None, None, "tensor"), PartitionSpec()
+    pages = heads_spec(backend)
     split = split_rows(
         mesh, local, (heads,) * 3 + (pages,) * 2 + (whole,) * 3, (heads, pages, pages)
     )
     key, value = _spread(mesh, key), _spread(mesh, value)
     return split(query, key, value, keys, values, page_table, positions, where)
-
-
-def _attend_chunk(
-    query: Array, keys: Array, values: Array, page_table: Array, positions: Array, **options: Any
-) -> Array:
-    """Attend by a kernel whose queries are those of the last keys.
-
-    The keys of a row are gathered, turned until that of the chunk's last place is at the end:
-
-        chunk at 2..3 of 6    keys 0 1 2 3 x x    turned  x x 0 1 2 3     x is not live
-    """
-    page_tokens, seq = keys.shape[2], positions.shape[1]
-    context = page_table.shape[1] * page_tokens
-    place = jnp.arange(context, dtype=positions.dtype)[None] + positions[:, :1] + (seq - context)
-    turned = place % context
-    pages = jnp.take_along_axis(page_table, turned // page_tokens, axis=1)
-    pages = jnp.clip(pages, 0, keys.shape[0] - 1)
-    keys, values = (x[pages, :, turned % page_tokens] for x in (keys, values))
-    output = kernels.attention_last("splash")(query, keys, values, place >= 0, **options)
-    return jnp.where((positions >= 0)[:, :, None, None], output, jnp.zeros((), output.dtype))
 
 
 def _spread(mesh: Mesh | None, x: Array) -> Array:

@@ -17,6 +17,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Integer
 
+from models import kernels
 from models.attention import Attention, attend_cached, attend_packed
 from models.cache import Cache, Places, places, write_choices
 from models.config import TransformerConfig
@@ -134,8 +135,8 @@ def _stack(routings: list[Routing]) -> Routing:
 class _Pages(NamedTuple):
     """The cache of one layer, or of all layers as one axis."""
 
-    keys: Float[Array, "pages kv_heads page_tokens head_dim"]
-    values: Float[Array, "pages kv_heads page_tokens head_dim"]
+    keys: Float[Array, "pages _ _ _"]
+    values: Float[Array, "pages _ _ _"] | None
     chosen: Array | None
 
 
@@ -153,8 +154,8 @@ def run_cached(
             "the layers of parameters and cache are not alike: one is unrolled, the other scanned; "
             "make both with the same `execution`"
         )
-    first: Array = cache.keys[0]  # of the first layer, in either layout
-    num_pages, page_tokens = first.shape[0], first.shape[2]
+    num_pages, *page = cache.keys[0].shape  # of the first layer, in either layout
+    page_tokens = page[kernels.paged(call.execution.attention).TOKENS_AXIS - 1]
     where = places(page_table, positions, num_pages, page_tokens)
 
     def layer(
@@ -162,7 +163,7 @@ def run_cached(
     ) -> tuple[Array, Routing, _Pages]:
         backend = call.execution.attention
 
-        def attend(query: Array, key: Array, value: Array) -> tuple[Array, tuple[Array, Array]]:
+        def attend(query: Array, key: Array, value: Array) -> tuple[Array, list[Array | None]]:
             heads, *written = attend_cached(
                 query,
                 key,
@@ -175,7 +176,7 @@ def run_cached(
                 call.mesh,
                 backend,
             )
-            return heads, (written[0], written[1])
+            return heads, written
 
         x, routing, written = _run(call, params, x, attend, split=False, name=name)
         chosen = pages.chosen
@@ -184,7 +185,7 @@ def run_cached(
         return x, routing, _Pages(written[0], written[1], chosen)
 
     if isinstance(cache.keys, tuple):
-        chosen: Any = cache.chosen or (None,) * len(cache.keys)
+        chosen = cache.chosen or (None,) * len(cache.keys)
         layers, routings = [], []
         for index, parts in enumerate(zip(cache.keys, cache.values, chosen, strict=True)):
             pages = _Pages(*parts)

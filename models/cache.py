@@ -4,33 +4,32 @@
                  row 1  [7 2 0 .]    at p % page_tokens; rows 0 and 1 share their first two pages
 
 Layers follow the layout of the weights: a tuple of arrays, or one array with the layers in front,
-which is donated and updated in place. Who owns a page, who shares it and when it is free is the
-business of the host; nothing of it is here.
+which is donated and updated in place. How keys and values lie within a page is the choice of the
+attention back-end (`models.paged` and its kernels). Who owns a page, who shares it and when it is
+free is the business of the host; nothing of it is here.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, UInt
 
+from models import kernels
 from models.config import TransformerConfig
 from models.errors import ModelError
-from models.execution import PLAIN, Execution
-
-Layer = Float[Array, "pages kv_heads page_tokens head_dim"]
-Stack = Float[Array, "layers pages kv_heads page_tokens head_dim"]
-Choices = UInt[Array, "pages page_tokens chosen"]
-ChoicesStack = UInt[Array, "layers pages page_tokens chosen"]
+from models.execution import PLAIN, AttentionBackend, Execution
 
 
 class Cache(NamedTuple):
-    """Keys (rotated) and values of every layer, and the experts its router chose if asked for."""
+    """Keys (rotated) and values of every layer, and the experts its router chose if asked for: of
+    each a tuple with an entry for every layer, or a stack of them.
+    """
 
-    keys: tuple[Layer, ...] | Stack
-    values: tuple[Layer, ...] | Stack
-    chosen: tuple[Choices, ...] | ChoicesStack | None = None
+    keys: Any  # of [pages, ...]; values as well, where these have no array of their own
+    values: Any  # the same, or None
+    chosen: Any = None  # unsigned integers [pages, page_tokens, chosen], or None
 
 
 def init_cache(
@@ -51,21 +50,25 @@ def init_cache(
             "routing asks for the experts of every token, and model.num_experts=1 has no router; "
             "leave it off"
         )
-    heads = config.num_kv_heads if mesh is None else max(config.num_kv_heads, mesh.shape["tensor"])
-    shape = (num_pages, heads, page_tokens, config.head_dim)
-    experts = (num_pages, page_tokens, config.experts_per_token)
     dtype = jnp.dtype(execution.compute_dtype)
+    devices = 1 if mesh is None else mesh.shape["tensor"]
+    heads = max(config.num_kv_heads // devices, 1)  # of a device
+    paged = kernels.paged(execution.attention)
+    shapes = paged.shapes(num_pages, page_tokens, heads, config.head_dim)
+    keys, values = (None if shape is None else list(shape) for shape in shapes)
+    for shape in (keys, values):
+        if shape is not None:
+            shape[paged.HEADS_AXIS] *= devices
+    chosen = [num_pages, page_tokens, config.experts_per_token] if routing else None
     small = jnp.uint8 if config.num_experts <= 256 else jnp.uint16
     layers = config.num_layers
-    if execution.layers == "scanned":
-        stack = (layers, *shape)
-        chosen = jnp.zeros((layers, *experts), small) if routing else None
-        return Cache(jnp.zeros(stack, dtype), jnp.zeros(stack, dtype), chosen)
-    return Cache(
-        tuple(jnp.zeros(shape, dtype) for _ in range(layers)),
-        tuple(jnp.zeros(shape, dtype) for _ in range(layers)),
-        tuple(jnp.zeros(experts, small) for _ in range(layers)) if routing else None,
-    )
+
+    def make(shape: list[int] | None, dtype: Any) -> Any:
+        if execution.layers == "scanned":
+            return None if shape is None else jnp.zeros([layers, *shape], dtype)
+        return tuple(None if shape is None else jnp.zeros(shape, dtype) for _ in range(layers))
+
+    return Cache(make(keys, dtype), make(values, dtype), make(chosen, small) if routing else None)
 
 
 def cache_sharding(mesh: Mesh, execution: Execution = PLAIN) -> Cache:
@@ -74,8 +77,15 @@ def cache_sharding(mesh: Mesh, execution: Execution = PLAIN) -> Cache:
     Pages are not split: any row may read any page, which would cross devices.
     """
     layers = (None,) if execution.layers == "scanned" else ()
-    heads = NamedSharding(mesh, PartitionSpec(*layers, None, "tensor"))
-    return Cache(heads, heads, NamedSharding(mesh, PartitionSpec()))  # type: ignore[arg-type]
+    heads: Any = NamedSharding(mesh, PartitionSpec(*layers, *heads_spec(execution.attention)))
+    whole: Any = NamedSharding(mesh, PartitionSpec())
+    return Cache(heads, heads, whole)
+
+
+def heads_spec(backend: AttentionBackend) -> PartitionSpec:
+    """Return how the arrays of a layer are split."""
+    axis = kernels.paged(backend).HEADS_AXIS
+    return PartitionSpec(*(None,) * axis, "tensor")
 
 
 class Places(NamedTuple):
@@ -104,13 +114,18 @@ def places(
     )
 
 
-def write_cache(
-    cached: Float[Array, "pages kv_heads page_tokens head_dim"],
-    new: Float[Array, "rows seq kv_heads head_dim"],
-    where: Places,
-) -> Float[Array, "pages kv_heads page_tokens head_dim"]:
-    """Write keys or values at their places."""
-    return cached.at[where.pages, :, where.offsets].set(new, mode="drop")
+def keep_finite(
+    key: Float[Array, "rows seq kv_heads head_dim"],
+    value: Float[Array, "rows seq kv_heads head_dim"],
+) -> tuple[Float[Array, "rows seq kv_heads head_dim"], Float[Array, "rows seq kv_heads head_dim"]]:
+    """Make values safe to leave behind: finite, and where they were not, the key is NaN instead.
+
+    What a page held before is masked by its scores alone, and a weight of 0 times NaN is NaN. Who
+    sees such a token gets NaN by its key, as it should.
+    """
+    finite = jnp.isfinite(value)
+    key = jnp.where(jnp.all(finite, axis=-1, keepdims=True), key, jnp.asarray(jnp.nan, key.dtype))
+    return key, jnp.where(finite, value, jnp.zeros((), value.dtype))
 
 
 def write_choices(

@@ -1,66 +1,207 @@
-"""Attention of each query to the pages of its row, up to its own position.
+"""Attention over the pages of a cache without a kernel: each query sees the keys of its row's pages
+up to its own position.
 
-One block of keys of all rows at a time, with an online softmax: as many blocks as the longest row
-needs. Products take their operands in the dtype of the cache and sum in float32; the softmax is
-float32. It has no gradient. Runs everywhere; accelerator kernels are in `kernels`.
+    keys     [pages, kv_heads, head_dim, page_tokens]    turned, so that a query times a page adds
+    values   [pages, kv_heads, page_tokens, head_dim]    up rows, as weights times values do
+
+A platform takes the way that suits it. To decode, a CPU works through the pages that are in use,
+some at a time, whatever rows they belong to, and joins the parts of each row at the end: no row
+waits for the longest. Pieces of prompts it takes one by one. Other devices want wide work: a block
+of keys of all rows at a time, as many as the longest row needs. What a row gets is the same numbers
+summed in the same order whatever the other rows are. There is no gradient. Products take operands
+in the dtype of the cache and sum in float32; the softmax is float32.
 """
+
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from models.cache import Places
+
+HEADS_AXIS, TOKENS_AXIS = 1, 3  # of keys
 KEY_BLOCK = 512  # keys of a row in one block
+CHUNK_BYTES = 2**20  # of keys that a CPU gathers at a time: they stay in its cache
 MASKED = -1e30  # finite, so that a row of masked scores makes no NaN
 
 
-def attend_pages(
+def shapes(
+    num_pages: int, page_tokens: int, kv_heads: int, head_dim: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of the keys and of the values of a layer on one device."""
+    keys = (num_pages, kv_heads, head_dim, page_tokens)
+    return keys, (num_pages, kv_heads, page_tokens, head_dim)
+
+
+def write(
+    keys: Float[Array, "pages kv_heads head_dim page_tokens"],
+    values: Float[Array, "pages kv_heads page_tokens head_dim"],
+    key: Float[Array, "rows seq kv_heads head_dim"],
+    value: Float[Array, "rows seq kv_heads head_dim"],
+    where: Places,
+) -> tuple[
+    Float[Array, "pages kv_heads head_dim page_tokens"],
+    Float[Array, "pages kv_heads page_tokens head_dim"],
+]:
+    """Write keys and values at their places."""
+    keys = keys.at[where.pages, :, :, where.offsets].set(key, mode="drop")
+    return keys, values.at[where.pages, :, where.offsets].set(value, mode="drop")
+
+
+def attend(
+    query: Float[Array, "rows seq heads head_dim"],
+    keys: Float[Array, "pages kv_heads head_dim page_tokens"],
+    values: Float[Array, "pages kv_heads page_tokens head_dim"],
+    page_table: Int[Array, "rows pages_per_row"],
+    last: Int[Array, "rows seq"],
+    kv_heads: int,
+) -> Float[Array, "rows seq heads head_dim"]:
+    """Attend from each query to keys 0..last of its row; a query with last -1 gets zeros.
+
+    Query head h reads key-value head h // (heads / kv_heads); scores are scaled by head_dim^-0.5.
+    Values must be finite everywhere; keys that no query sees may be anything.
+    """
+    assert kv_heads == keys.shape[HEADS_AXIS]
+    narrow = _ragged if query.shape[1] == 1 else _each_row
+
+    def core(*inputs: Array) -> Array:
+        return jax.lax.platform_dependent(*inputs, cpu=narrow, default=_blocks)
+
+    scaled = query * jnp.asarray(query.shape[3] ** -0.5, query.dtype)
+    return _by_head(core, scaled, keys, values, page_table, last)
+
+
+def attend_wide(
     query: Float[Array, "rows seq heads head_dim"],
     keys: Float[Array, "pages kv_heads page_tokens head_dim"],
     values: Float[Array, "pages kv_heads page_tokens head_dim"],
     page_table: Int[Array, "rows pages_per_row"],
     last: Int[Array, "rows seq"],
 ) -> Float[Array, "rows seq heads head_dim"]:
-    """Attend from each query to keys 0..last of its row; a query with last -1 gets zeros.
-
-    Query head h reads key-value head h // (heads / kv_heads); scores are scaled by head_dim^-0.5.
+    """Do what `attend` does on an accelerator, with keys that lie as the values do, for queries
+    that are scaled already.
     """
-    rows, seq, _, dim = query.shape
-    num_pages, kv_heads, page_tokens, _ = keys.shape
-    width = min(max(KEY_BLOCK // page_tokens, 1), page_table.shape[1])  # pages in a block
-    block = width * page_tokens
-    page_table = jnp.clip(page_table, 0, num_pages - 1)
-    page_table = jnp.pad(page_table, ((0, 0), (0, -page_table.shape[1] % width)))
-    tile = (query * dim**-0.5).reshape(rows, seq, kv_heads, -1, dim).transpose(0, 2, 3, 1, 4)
+    core = functools.partial(_blocks, page="cd")
+    return _by_head(core, query, keys, values, page_table, last)
 
-    ends = jnp.max(last, axis=1)
 
-    def load(x: Array, index: Array) -> Array:
-        pages = jax.lax.dynamic_slice_in_dim(page_table, index * width, width, axis=1)
-        return x[pages].transpose(0, 2, 1, 3, 4).reshape(rows, kv_heads, block, dim)
-
-    def step(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        peak, total, sums = state
-        place = (index * block + jnp.arange(block, dtype=last.dtype))[None, None, :]
-        seen = (place <= last[:, :, None])[:, None, None]
-        scores = _product("rkgqd,rkcd->rkgqc", tile, load(keys, index))
-        new_peak = jnp.maximum(peak, jnp.max(jnp.where(seen, scores, MASKED), axis=-1))
-        weights = jnp.where(seen, jnp.exp(scores - new_peak[..., None]), 0.0)
-        shrink = jnp.exp(peak - new_peak)
-        # What an earlier owner left behind a row's end may be NaN, which a weight of 0 keeps.
-        written = (place[0] <= ends[:, None])[:, None, :, None]
-        block_values = jnp.where(written, load(values, index), jnp.zeros((), values.dtype))
-        new = _product("rkgqc,rkcd->rkgqd", weights, block_values)
-        total = total * shrink + jnp.sum(weights, axis=-1)
-        return new_peak, total, sums * shrink[..., None] + new
-
-    zeros = jnp.zeros(tile.shape[:-1], jnp.float32)
-    state = (zeros + MASKED, zeros, jnp.zeros(tile.shape, jnp.float32))
-    end = (jnp.max(ends) + block) // block
-    _, total, sums = jax.lax.fori_loop(0, end, step, state)
-    output = sums / jnp.where(total > 0, total, 1.0)[..., None]
-    return output.transpose(0, 3, 1, 2, 4).reshape(query.shape).astype(query.dtype)
+def _by_head(
+    core: Callable[..., Array],
+    query: Array,
+    keys: Array,
+    values: Array,
+    page_table: Array,
+    last: Array,
+) -> Array:
+    """Give `core` the queries of a key-value head side by side, and take them apart again."""
+    rows, seq, heads, dim = query.shape
+    kv_heads = values.shape[1]
+    tile = query.reshape(rows, seq, kv_heads, -1, dim).transpose(0, 2, 3, 1, 4)
+    tile = tile.reshape(rows, kv_heads, -1, dim)
+    table = jnp.clip(page_table, 0, values.shape[0] - 1)
+    output = core(tile, keys, values, table, last)
+    output = output.reshape(rows, kv_heads, heads // kv_heads, seq, dim).transpose(0, 3, 1, 2, 4)
+    return output.reshape(query.shape).astype(query.dtype)
 
 
 def _product(spec: str, left: Array, right: Array) -> Array:
     """Multiply in the dtype of `right`, and sum in float32."""
     return jnp.einsum(spec, left.astype(right.dtype), right, preferred_element_type=jnp.float32)
+
+
+def _quotient(sums: Array, total: Array) -> Array:
+    """Divide by the sum of the weights, which is 0 where a query sees nothing."""
+    return sums / jnp.where(total == 0, 1.0, total)[..., None]
+
+
+def _blocks(
+    tile: Array, keys: Array, values: Array, table: Array, last: Array, page: str = "dc"
+) -> Array:
+    """Take a block of keys of every row at a time; `page` names the axes of a page of keys."""
+    rows, kv_heads, width, _ = tile.shape
+    page_tokens = values.shape[2]
+    pages = min(max(KEY_BLOCK // page_tokens, 1), table.shape[1])  # of a row in a block
+    block = pages * page_tokens
+    table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % pages)))
+    last = jnp.tile(last, (1, width // last.shape[1]))
+
+    def step(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        peak, total, sums = state
+        here = jax.lax.dynamic_slice_in_dim(table, index * pages, pages, axis=1)
+        scores = _product(f"rkqd,rpk{page}->rkqpc", tile, keys[here])
+        place = index * block + jnp.arange(block, dtype=last.dtype).reshape(pages, page_tokens)
+        seen = (place[None, None] <= last[:, :, None, None])[:, None]
+        scores = jnp.where(seen, scores, MASKED)
+        new_peak = jnp.maximum(peak, jnp.max(scores, axis=(3, 4)))
+        weights = jnp.where(seen, jnp.exp(scores - new_peak[..., None, None]), 0.0)
+        shrink = jnp.exp(peak - new_peak)
+        new = _product("rkqpc,rpkcd->rkqd", weights, values[here])
+        total = total * shrink + jnp.sum(weights, axis=(3, 4))
+        return new_peak, total, sums * shrink[..., None] + new
+
+    zeros = jnp.zeros((rows, kv_heads, width), jnp.float32)
+    state = (zeros + MASKED, zeros, jnp.zeros(tile.shape, jnp.float32))
+    _, total, sums = jax.lax.fori_loop(0, (jnp.max(last) + block) // block, step, state)
+    return _quotient(sums, total)
+
+
+def _each_row(tile: Array, keys: Array, values: Array, table: Array, last: Array) -> Array:
+    """Take one row at a time: its queries are work enough, and no row waits for a longer one."""
+
+    def row(inputs: tuple[Array, Array, Array]) -> Array:
+        tile, table, last = (x[None] for x in inputs)
+        return _blocks(tile, keys, values, table, last)[0]
+
+    return jax.lax.map(row, (tile, table, last))
+
+
+def _ragged(tile: Array, keys: Array, values: Array, table: Array, last: Array) -> Array:
+    """Take the pages in use one after another, for one query a row.
+
+    row 0 uses 2 pages, row 1 none, row 2 three      item   0 1 2 3 4
+                                                     row    0 0 2 2 2
+                                                     column 0 1 0 1 2
+    """
+    rows, columns = table.shape
+    page_tokens = keys.shape[3]
+    chunk = max(1, min(CHUNK_BYTES // (keys[0].size * keys.dtype.itemsize), rows * columns))
+    counts = (last[:, 0] + page_tokens) // page_tokens
+    ends = jnp.cumsum(counts, dtype=counts.dtype)
+    starts, num_items = ends - counts, ends[-1]
+    item = jnp.arange(-(-rows * columns // chunk) * chunk, dtype=counts.dtype)
+    row = jnp.sum(item[:, None] >= ends[None], axis=1, dtype=counts.dtype)
+    row = jnp.minimum(row, rows - 1)
+    column = jnp.clip(item - starts[row], 0, columns - 1)
+    page, seen = table[row, column], last[row, 0] - column * page_tokens  # the last seen in it
+
+    def step(index: Array, parts: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        def cut(x: Array) -> Array:
+            return jax.lax.dynamic_slice_in_dim(x, index * chunk, chunk)
+
+        scores = _product("ikqd,ikdc->ikqc", tile[cut(row)], keys[cut(page)])
+        mask = jnp.arange(page_tokens, dtype=seen.dtype)[None] <= cut(seen)[:, None]
+        scores = jnp.where(mask[:, None, None], scores, MASKED)
+        peak = jnp.max(scores, axis=-1)
+        weights = jnp.where(mask[:, None, None], jnp.exp(scores - peak[..., None]), 0.0)
+        sums = _product("ikqc,ikcd->ikqd", weights, values[cut(page)])
+        new = peak, jnp.sum(weights, axis=-1), sums
+        update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
+        peaks, totals, sums = (update(x, y, index * chunk) for x, y in zip(parts, new, strict=True))
+        return peaks, totals, sums
+
+    shape = (item.shape[0], *tile.shape[1:])
+    zeros = jnp.zeros(shape[:-1], jnp.float32)
+    parts = (zeros, zeros, jnp.zeros(shape, jnp.float32))
+    parts = jax.lax.fori_loop(0, (num_items + chunk - 1) // chunk, step, parts)
+    # The parts of each row, in a line as long as its table.
+    line = jnp.arange(columns, dtype=starts.dtype)[None]
+    index = jnp.minimum(starts[:, None] + line, item.shape[0] - 1)
+    live = (line < counts[:, None])[:, :, None, None]
+    peaks, totals, sums = (part[index] for part in parts)
+    peaks = jnp.where(live, peaks, MASKED)
+    share = jnp.where(live, jnp.exp(peaks - jnp.max(peaks, axis=1, keepdims=True)), 0.0)
+    total = jnp.sum(jnp.where(live, totals * share, 0.0), axis=1)
+    sums = jnp.sum(jnp.where(live[..., None], sums * share[..., None], 0.0), axis=1)
+    return _quotient(sums, total)

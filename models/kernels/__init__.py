@@ -2,10 +2,11 @@
 
     grouped("megablox" | "hopper" | "triton")    the three products of a mixture of experts
     attention("splash" | "cudnn")                packed causal attention
+    paged("xla" | "splash" | "cudnn")            attention over the pages of a cache
     grouped_backend(device, dtype), attention_backend(device)    what a device runs best
 
 The functions see the arrays of one device: call them inside `shard_map`. They have no sharding
-rules of their own. Paged attention for sampling is not here.
+rules of their own.
 """
 
 import importlib
@@ -53,20 +54,25 @@ def attention(name: str) -> Callable:
     return _load(name, ATTENTION, "attention").attend
 
 
-def attention_last(name: str) -> Callable:
-    """Return the function of the one back-end, splash, that serves a chunk behind cached keys.
+def paged(name: str) -> Any:
+    """Return the module that keeps and reads the pages of a cache for an attention back-end.
 
-    (query [rows, seq, heads, dim], key and value [rows, keys, kv_heads, dim], live [rows, keys]) ->
-    [rows, seq, heads, dim]: causal, the queries being those of the last keys; without a derivative.
+    It has `shapes`, `write`, `attend`, HEADS_AXIS and TOKENS_AXIS: see `models.paged`, which is the
+    one without a kernel.
     """
-    return _load(name, ("splash",), "attention behind cached keys").attend_last
+    modules = {
+        "xla": "models.paged",
+        "splash": "models.kernels.ragged_pages",
+        "cudnn": "models.kernels.triton_pages",
+    }
+    return _load(modules.get(name, name), tuple(modules.values()), "attention over pages")
 
 
 def _load(name: str, names: tuple[str, ...], what: str) -> Any:
     if name not in names:
         raise ModelError(f"{name!r} is not a kernel for {what}; use one of {', '.join(names)}")
     try:
-        return importlib.import_module(f"models.kernels.{name}")
+        return importlib.import_module(name if "." in name else f"models.kernels.{name}")
     except ImportError as error:
         raise ModelError(
             f"the kernel {name} cannot be loaded ({error}); install jax as requirements.txt says, "

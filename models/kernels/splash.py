@@ -15,7 +15,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_mask as masks,
 )
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from models.kernels.segments import runs, zero_padding
 from models.kernels.tiles import pad_axis
@@ -33,60 +33,29 @@ def attend(
     interpret: bool = False,
 ) -> Float[Array, "rows seq heads head_dim"]:
     """Attend causally within runs of equal ids; query head h reads key head h // (heads / kv)."""
-    ids = runs(segment_ids)
-    output = _attend(query, key, value, ids, ids, interpret)
-    return zero_padding(output, segment_ids)
-
-
-def attend_last(
-    query: Float[Array, "rows seq heads head_dim"],
-    key: Float[Array, "rows keys kv_heads head_dim"],
-    value: Float[Array, "rows keys kv_heads head_dim"],
-    live: Bool[Array, "rows keys"],
-    *,
-    interpret: bool = False,
-) -> Float[Array, "rows seq heads head_dim"]:
-    """Attend causally from the queries of the last `seq` keys; none sees a key that is not live.
-
-    The key of each query itself must be live.
-    """
-    ids = live.astype(jnp.int32)
-    return _attend(query, key, value, jnp.ones(query.shape[:2], jnp.int32), ids, interpret)
-
-
-def _attend(
-    query: Array, key: Array, value: Array, query_ids: Array, key_ids: Array, interpret: bool
-) -> Array:
     seq, heads, dim = query.shape[1:]
-    offset = key.shape[1] - seq
-    # What is added lies behind every query.
-    query_ids, key_ids = pad_axis(query_ids, 1, LANES), pad_axis(key_ids, 1, LANES)
+    ids = pad_axis(runs(segment_ids), 1, LANES)  # what is added lies behind every query
     # The kernel does not scale, and wants [heads, seq, head_dim].
     arrays = [
         pad_axis(x, 1, LANES).swapaxes(1, 2)
         for x in (query * jnp.asarray(dim**-0.5, query.dtype), key, value)
     ]
-    attend_row = _kernel(query_ids.shape[1], key_ids.shape[1], offset, heads, interpret)
-    output: Any = jax.vmap(attend_row)(*arrays, splash.SegmentIds(query_ids, key_ids))
-    return output.swapaxes(1, 2)[:, :seq]
+    attend_row = _kernel(ids.shape[1], heads, interpret)
+    output: Any = jax.vmap(attend_row)(*arrays, splash.SegmentIds(ids, ids))
+    return zero_padding(output.swapaxes(1, 2)[:, :seq], segment_ids)
 
 
-def _kernel(
-    queries: int, keys: int, offset: int, heads: int, interpret: bool
-) -> Callable[..., Any]:
-    block_q, block_kv = (
-        next(block for block in (MAX_BLOCK, 256, LANES) if size % block == 0)
-        for size in (queries, keys)
-    )
+def _kernel(seq: int, heads: int, interpret: bool) -> Callable[..., Any]:
+    block = next(block for block in (MAX_BLOCK, 256, LANES) if seq % block == 0)
     return splash.make_splash_mha(
-        masks.MultiHeadMask([masks.CausalMask((queries, keys), offset)] * heads),
+        masks.MultiHeadMask([masks.CausalMask((seq, seq))] * heads),
         block_sizes=splash.BlockSizes(
-            block_q=block_q,
-            block_kv=block_kv,
-            block_q_dkv=block_q,
-            block_kv_dkv=block_kv,
-            block_q_dq=block_q,
-            block_kv_dq=block_kv,
+            block_q=block,
+            block_kv=block,
+            block_q_dkv=block,
+            block_kv_dkv=block,
+            block_q_dq=block,
+            block_kv_dq=block,
         ),
         head_shards=1,
         q_seq_shards=1,

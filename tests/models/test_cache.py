@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from models import cache as pages
-from models import layout, transformer
-from models.cache import Cache, copy_pages, init_cache, places, read_routing, write_cache
+from models import layout, paged, transformer
+from models.cache import Cache, copy_pages, init_cache, keep_finite, places, read_routing
 from models.config import TransformerConfig
 from models.errors import ModelError
 from models.execution import PLAIN
@@ -46,7 +46,7 @@ def tokens_of(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, MODEL.vocab_size, shape).astype(np.int32)
 
 
-def filled(cache: Cache, seed: int, value: float | None = None) -> Cache:
+def filled(cache: Cache, seed: int, value: float | None = None) -> Any:
     """A cache in which earlier owners have left something: numbers, or one value everywhere."""
     rng = np.random.default_rng(seed)
 
@@ -61,14 +61,23 @@ def filled(cache: Cache, seed: int, value: float | None = None) -> Cache:
 
 
 def test_writes_by_hand():
-    cached = jnp.zeros((4, 1, 2, 1))  # four pages of two tokens
+    shapes = paged.shapes(4, 2, 1, 1)  # four pages of two tokens
     table = jnp.array([[2, 0], [3, -1]], jnp.int32)
     positions = jnp.array([[0, 3, -1], [1, 2, 4]], jnp.int32)
     new = jnp.arange(1.0, 7.0).reshape(2, 3, 1, 1)
     where = places(table, positions, 4, 2)
     assert where.pages.tolist() == [[2, 0, 4], [3, 4, 4]]  # 4: padding, no page, past the table
-    written = write_cache(cached, new, where)
-    assert written[:, 0, :, 0].tolist() == [[0, 2], [0, 0], [1, 0], [0, 4]]
+    keys, values = paged.write(*map(jnp.zeros, shapes), new, -new, where)
+    assert keys[:, 0, 0].tolist() == [[0, 2], [0, 0], [1, 0], [0, 4]]
+    assert np.array_equal(values[:, 0, :, 0], -keys[:, 0, 0])
+
+
+def test_values_that_are_no_numbers_are_told_by_their_keys():
+    key, value = np.ones((1, 3, 2, 2), np.float32), np.ones((1, 3, 2, 2), np.float32)
+    value[0, 1, 0, 1], value[0, 2, 1, 0] = np.nan, -np.inf
+    key, value = keep_finite(jnp.asarray(key), jnp.asarray(value))
+    assert np.isnan(key).all(axis=-1).tolist() == [[[False, False], [True, False], [False, True]]]
+    assert np.isfinite(key).sum() == 8 and np.isfinite(value).all()
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=EXECUTIONS)
@@ -146,12 +155,12 @@ def situation(seed: int, seq: int, page_tokens: int):
     tokens[keep] = history.integers(0, MODEL.vocab_size, (2, seq))
     cache = filled(init_cache(MODEL, rows * width, page_tokens), seed)
     held = history.standard_normal((4, 2, 2, context, 8)).astype(np.float32)
-    layers = []
+    layers, values = [], cache.values[0].shape
     for layer, kept in zip((*cache.keys, *cache.values), held, strict=True):
         layer = np.array(layer)
         for index, row in enumerate(keep):
             parts = kept[index].reshape(2, width, page_tokens, 8).swapaxes(0, 1)
-            layer[table[row]] = parts
+            layer[table[row]] = parts if layer.shape == values else parts.swapaxes(2, 3)
         layers.append(jnp.asarray(layer))
     shuffle = rng.permutation(rows)
     where = [int(np.flatnonzero(shuffle == row)[0]) for row in keep]
@@ -182,7 +191,8 @@ def test_what_an_earlier_owner_left_is_never_read(params, seq):
     tokens = tokens_of(5, 2, 10)
     positions = np.tile(np.arange(10, dtype=np.int32), (2, 1))
     expected = run(MODEL, params, tokens, positions).hidden
-    cache = filled(init_cache(MODEL, 9, 4), 0, value=np.nan)
+    cache = init_cache(MODEL, 9, 4)
+    cache = cache._replace(keys=filled(cache, 0, value=np.nan).keys)  # values are never NaN
     table = np.array([[7, 1, 2], [3, 8, 5]], np.int32)
     for start in range(0, 8, seq):
         columns = slice(start, start + seq)
@@ -230,8 +240,7 @@ def test_routing_read_from_pages_replays_to_the_same_experts(config, execution):
 
 def test_many_experts_take_two_bytes():
     config = dataclasses.replace(MODEL, num_experts=300)
-    chosen: Any = init_cache(config, 2, 4, routing=True).chosen
-    chosen = chosen[0]
+    chosen = init_cache(config, 2, 4, routing=True).chosen[0]
     assert chosen.dtype == jnp.uint16
     where = pages.places(jnp.array([[1]]), jnp.array([[2]]), 2, 4)
     written = pages.write_choices(chosen, jnp.array([[[299, 256]]]), where)

@@ -356,15 +356,14 @@ def test_bfloat16_stays_near_float32(config, layers):
         assert float(jnp.linalg.norm(one - other)) < 0.15 * float(jnp.linalg.norm(other)) + 1e-4
 
 
-def test_splash_is_taken_for_rows_and_chunks(monkeypatch):
-    """In interpret mode, in place of the kernels of a TPU; decoding takes none."""
+def test_splash_is_taken_for_packed_rows(monkeypatch):
+    """In interpret mode, in place of the kernel of a TPU."""
     execution = dataclasses.replace(PLAIN, attention="splash")
     params = random_params(OTHER)
     tokens = jnp.asarray(random_tokens(7, 2, 140))
     positions = jnp.tile(jnp.arange(140, dtype=jnp.int32)[None], (2, 1))
     segments = jnp.asarray([[1] * 70 + [2] * 60 + [0] * 10, [3] * 140], jnp.int32)
     expected = forward(OTHER, params, tokens, positions, segment_ids=segments).hidden
-    alone = forward(OTHER, params, tokens, positions).hidden
 
     taken = []
 
@@ -377,24 +376,11 @@ def test_splash_is_taken_for_rows_and_chunks(monkeypatch):
         return lambda name: attend
 
     monkeypatch.setattr(kernels, "attention", interpreted(splash.attend))
-    monkeypatch.setattr(kernels, "attention_last", interpreted(splash.attend_last))
     splashed = partial(transformer.forward, OTHER, params, execution=execution)
     out = splashed(tokens, positions, segment_ids=segments)
     live = segments > 0
     np.testing.assert_allclose(out.hidden[live], expected[live], atol=1e-4)
-
-    # Row 1 is five tokens shorter; the chunk in the middle is two longer than what is left.
-    cache, table = init_cache(OTHER, 24, 16), jnp.asarray(page_table(2, 150, 16))
-    ends = jnp.array([[140], [135]], jnp.int32)
-    for start, end, extra in ((0, 5, 0), (5, 138, 2), (138, 139, 0)):
-        where = jnp.where(positions < ends, positions, -1)[:, start:end]
-        where = jnp.pad(where, ((0, 0), (0, extra)), constant_values=-1)
-        chunk = jnp.pad(tokens[:, start:end], ((0, 0), (0, extra)))
-        out = splashed(chunk, where, cache=cache, page_table=table)
-        cache, real = out.cache, (where >= 0)[:, : end - start]
-        got = out.hidden[:, : end - start]
-        np.testing.assert_allclose(got[real], alone[:, start:end][real], atol=1e-4)
-    assert taken == ["attend", "attend_last"]
+    assert taken == ["attend"]
 
 
 def test_default_config_is_small_enough():

@@ -221,8 +221,9 @@ def test_a_group_computes_its_prompt_once(engine, length):
     group = run(engine, *((start, sampling(9), seed) for seed in range(8)))
     stats = engine.stats()
     assert same_bits(group, singles)
-    # Four are drawn behind the first one's prompt; those after them compute its last token again.
-    assert stats.prefilled_tokens == length + 1
+    # Six lanes: four are drawn behind the first one's prompt, and of those after them two and two
+    # compute its last token again.
+    assert stats.prefilled_tokens == length + 2
     assert stats.prefilled_tokens + stats.prefix_hit_tokens == 8 * length
     assert len({tuple(completion.tokens.tolist()) for completion in group}) > 4
 
@@ -324,6 +325,25 @@ def test_every_program_is_compiled_ahead(caplog):
     run(late, *CASES)
     assert late.stats().late_compiles == 0
     assert len(new_engine(OTHER).programs()) == 6  # prefill of 64 and of 128 tokens
+
+
+def test_nothing_is_compiled_after_the_first_of_three_cycles(engine, caplog):
+    """By jax's own log, whatever is asked, and with weights let go of and loaded in between."""
+    cases = [*CASES, (CASES[0][0], sampling(5, 0.5, (3,), top_k=3), 1), *CASES[:2]]
+    jax.config.update("jax_log_compiles", True)
+    try:
+        for cycle in range(3):
+            caplog.clear()
+            engine.release()
+            engine.load(parameters(), version=cycle)
+            asyncio.run(engine.gather([turns(engine, seed, 3) for seed in range(7)]))
+            run(engine, *cases)
+        assert "ompil" not in caplog.text
+        jax.jit(lambda x: x * 3.5)(np.float32(1))
+        assert "Compiling" in caplog.text  # which the log would have shown
+    finally:
+        jax.config.update("jax_log_compiles", False)
+    assert engine.stats().late_compiles == 0
 
 
 @pytest.mark.parametrize("axes", [(1, 2, 1, 4), (1, 2, 4, 1)], ids=["tensor", "experts"])
