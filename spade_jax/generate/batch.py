@@ -32,8 +32,7 @@ def complete(
     longest = max(map(len, prompts)) + options.max_tokens
     context = options.context or min(64 * math.ceil(longest / 64), policy.config.max_positions)
     slots = min(options.slots or SLOTS, len(prompts))
-    queue = min(slots, len(prompts) - slots)
-    engine = policy.engine(slots=slots, context=context, queue=queue, decode_steps=32)
+    engine = policy.engine(slots=slots, context=context, queue=slots, decode_steps=32)
     batch = _Batch(engine, policy, options, out)
     started = time.perf_counter()
     asyncio.run(batch.run(prompts))

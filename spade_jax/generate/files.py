@@ -8,6 +8,7 @@ it has. Other formats, compression and appending are not here.
 import io
 import json
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -148,7 +149,7 @@ class Completions:
 
     def _write(self, line: bytes) -> None:
         try:
-            if self._next == 0:
+            if self._next == 0 and stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
                 self._file.truncate(0)
             while line:
                 line = line[self._file.write(line) or 0 :]

@@ -41,9 +41,27 @@ from spade_jax.telemetry.sinks import RunFolder
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = TransformerConfig(
     vocab_size=448, num_layers=1, embed=32, num_heads=2, num_kv_heads=2, head_dim=16, mlp=32,
-    num_experts=1, experts_per_token=1, max_positions=512,
+    num_experts=1, experts_per_token=1, max_positions=1024,
 )  # fmt: skip
-GREEDY = {"temperature": 0.0, "max_tokens": 12, "slots": 4}
+GREEDY = {"temperature": 0.0, "max_tokens": 12, "slots": 2, "context": 128}
+OTHER = {"tokens": [9, 9]}  # a second prompt, so that all files are completed in two slots
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shared_engines():
+    """An engine is compiled once for a checkpoint and a shape."""
+    made: dict[tuple, Engine] = {}
+    compiled = Policy.engine
+
+    def engine(self: Policy, **shape: Any) -> Engine:
+        key = (self._folder, self._options.tensor, *sorted(shape.items()))
+        if key not in made:
+            made[key] = compiled(self, **shape)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Policy, "engine", engine)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +164,8 @@ def test_a_line_does_not_depend_on_the_others(weights, prompts, tmp_path):
 
 
 def test_chat_and_stop_strings(weights, prompts, tmp_path):
-    free = complete(weights, prompts({"text": "what"}), tmp_path / "out", chat=True)[0]
-    messages = prompts({"messages": [{"role": "user", "content": "what"}]})
+    free = complete(weights, prompts({"text": "what"}, OTHER), tmp_path / "out", chat=True)[0]
+    messages = prompts({"messages": [{"role": "user", "content": "what"}]}, OTHER)
     asked = complete(weights, messages, tmp_path / "out", overwrite=True)[0]
     assert asked == free
     assert len(free["tokens"]) == 12
@@ -161,7 +179,8 @@ def test_chat_and_stop_strings(weights, prompts, tmp_path):
 
 def test_a_run_speaks_with_the_weights_of_its_newest_checkpoint(weights, prompts, tmp_path):
     path = tmp_path / "run"
-    config = Config(run=RunConfig(dir=str(path), init_from=str(weights)), model=MODEL)
+    run_config = RunConfig(dir=str(path), init_from=str(weights))
+    config = Config(run=run_config, model=MODEL)
     run = RunFolder(path)
     run.save_config(to_dict(config))
     load_tokenizer(weights).save(path)
@@ -195,7 +214,7 @@ def test_a_prompt_that_fails_has_its_error_in_its_place(weights, prompts, tmp_pa
     monkeypatch.setattr(Engine, "generate", fail)
     file = prompts({"tokens": [5]}, {"tokens": [5, 6]}, {"tokens": [5, 6, 7]})
     out = tmp_path / "out"
-    assert generate(Options(weights, prompts=file, out=out, max_tokens=3)) == 1
+    assert generate(Options(weights, prompts=file, out=out, **(GREEDY | {"max_tokens": 3}))) == 1
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["stop"] for line in lines] == ["max_tokens", "error", "max_tokens"]
     assert lines[1]["error"] == "the scores were not numbers" and lines[1]["tokens"] == []
@@ -215,7 +234,7 @@ LINES = {
     b'{"tokens": [1, true]}': "line 1: tokens is [1, True]; expected a list of whole",
     b'{"tokens": [1, 448]}': "line 1: token id 448 is not in the vocabulary, 0 to 447",
     b'{"tokens": [-1]}': "line 1: token id -1",
-    b'{"text": "a"}\n\n{"tokens": [' + b"5, " * 511 + b"5]}": "line 3: 512 tokens leave no room",
+    b'{"text": "a"}\n\n{"tokens": [' + b"5, " * 1023 + b"5]}": "line 3: 1024 tokens leave no room",
     b'{"messages": []}': "line 1: the roles are []; expected user and assistant in turn",
     b'{"messages": [{"role": "assistant", "content": "a"}]}': "line 1: the roles are",
     b'{"messages": [{"role": "user"}]}': "line 1: message {'role': 'user'} is malformed",
@@ -254,7 +273,7 @@ def test_a_bad_line_is_named(content: bytes, weights, tmp_path, unloaded):
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"top_p": 0.0}, "top_p=0.0; expected more than 0"),
         ({"min_p": 2.0}, "min_p=2.0"),
-        ({"context": 513}, "--context 513: the model is meant for sequences of at most 512"),
+        ({"context": 1025}, "--context 1025: the model is meant for sequences of at most 1024"),
         ({"context": 2}, "line 1: 2 tokens leave no room to sample in a context of 2 (--context)"),
         ({"thinking": True}, "--thinking: the chat template spade of this checkpoint does not"),
         ({"system": "be brief"}, "--system: the chat template spade"),
@@ -389,7 +408,8 @@ def test_a_piped_conversation_equals_the_same_messages_of_a_file(
     weights, prompts, tmp_path, monkeypatch, capsys
 ):
     messages = [{"role": "user", "content": "what does"}]
-    said = complete(weights, prompts({"messages": messages}), tmp_path / "out", max_tokens=40)[0]
+    file = prompts({"messages": messages}, OTHER)
+    said = complete(weights, file, tmp_path / "out", max_tokens=40)[0]
     text = "what does\n/new\n\nwhat does\nand the robot\n/quit\nnot read\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
     capsys.readouterr()
@@ -404,11 +424,11 @@ def test_a_piped_conversation_equals_the_same_messages_of_a_file(
 
 
 def test_a_message_that_does_not_fit_is_said(weights, monkeypatch, capsys):
-    text = f"{'robot ' * 600}\nwhat\n"
+    text = f"{'robot ' * 1200}\nwhat\n"
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-    assert generate(Options(weights, max_tokens=600, stop=("zzz",))) == 0
+    assert generate(Options(weights, max_tokens=1100, stop=("zzz",))) == 0
     shown = capsys.readouterr().out
-    assert "and the context has 512; shorten it" in shown
+    assert "and the context has 1024; shorten it" in shown
     assert "(ended by context)" in shown or "stop" in shown
 
 
