@@ -13,8 +13,10 @@ from spade_jax import selfplay
 from spade_jax.config import BatchConfig, Config, DesignerConfig, RewardConfig, RunConfig
 from spade_jax.curriculum import Curriculum, Pending, PlayTally
 from spade_jax.errors import ConfigError
-from spade_jax.learner import loss
-from spade_jax.learner.batch import make_batch
+from spade_jax.learner.batch import make_batch, make_entries
+from spade_jax.learner.losses.tis import tis
+from spade_jax.learner.losses.tokens import Tokens
+from spade_jax.learner_config import LearnerConfig
 from spade_jax.roles.memory import Memory
 from spade_jax.stage import Stage
 from spade_jax.types import Design, EnvironmentSource, Role, Verdict
@@ -127,28 +129,31 @@ def test_an_old_completion_is_weighted_by_what_its_tokens_have_become():
         episodes = plays("a", step, 1.0, 0.0) + plays("b", step, 0.0, 0.0)
         scored = selfplay.score(stage, episodes, step, flush=False)
     groups = [group for group in scored.groups if group.role is Role.DESIGNER]
+    learner = LearnerConfig()
     batch = make_batch(
-        groups,
-        BatchConfig(row_tokens=16, microbatch_rows=1),
+        make_entries(groups, learner),
+        BatchConfig(row_tokens=16),
         {Role.DESIGNER: 1.0},
         policy_version=DELAY,
+        learner=learner,
     )
-    assert not batch.fresh.any()
-    rows = batch.microbatch(0)
-    (places,) = np.nonzero(rows.loss_mask[0] & (rows.segment_ids[0] == 1))
-    advantage = float(groups[0].advantages[0])
-    assert advantage == pytest.approx(1.0, abs=1e-6)
-    now = jnp.asarray([-1.0, -1.0, -2.0])
-    found = loss.grpo(
-        now,
-        now,
-        jnp.asarray(rows.sampler_logprobs[0][places]),
-        jnp.asarray(rows.advantages[0][places]),
-        jnp.asarray(rows.loss_mask[0][places]),
-        clip_low=0.2,
-        clip_high=0.28,
-        tis_cap=2.0,
+    assert not batch.rows.fresh.any()
+    rows = next(batch.microbatches())
+    old_place = rows.loss_mask & (rows.segment_ids == 1)
+    assert float(groups[0].advantages[0]) == pytest.approx(1.0, abs=1e-6)
+    now = np.zeros(rows.loss_mask.shape, np.float32)
+    now[old_place] = [-1.0, -1.0, -2.0]
+    tokens = Tokens(
+        current=jnp.asarray(now),
+        old=jnp.asarray(now),
+        sampler=jnp.asarray(rows.sampler_logprobs),
+        advantages=jnp.asarray(rows.advantages),
+        mask=jnp.asarray(old_place),
+        weights=jnp.asarray(rows.weights),
+        segment_ids=jnp.asarray(rows.segment_ids),
+        roles=jnp.asarray(rows.roles).astype(jnp.int32),
     )
+    found = tis(learner.tis, tokens, learner.tis_cap)
     weights = np.array([np.exp(0.5), 2.0, np.exp(-1.0)])
-    np.testing.assert_allclose(found.loss, -advantage * weights, rtol=1e-5)
-    assert found.tis_capped.tolist() == [False, True, False]
+    np.testing.assert_allclose(found.weight[old_place], weights, rtol=1e-5)
+    assert int(found.capped.sum.sum()) == 1
