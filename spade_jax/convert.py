@@ -74,11 +74,11 @@ class RunWeights:
     """The parameters in the newest checkpoint of a run."""
 
     def __init__(self, run: RunFolder) -> None:
-        checkpoints = run.path / "checkpoints"
-        steps = [int(path.name) for path in checkpoints.iterdir() if path.name.isdecimal()]
+        folder = run.path / "checkpoints"
+        steps = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
         if not steps:
             raise CheckpointError(f"{run.path} has no checkpoint yet; let the run save one")
-        self._step = checkpoints / str(max(steps))
+        self._step = folder / str(max(steps))
         self.where = str(self._step)
         if (problem := find_damage(self._step)) is not None:
             raise CheckpointError(f"checkpoint {self._step} is damaged: {problem}")

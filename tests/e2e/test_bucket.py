@@ -26,6 +26,6 @@ def test_a_run_in_a_bucket_resumes_on_a_new_machine_to_the_same_bits(tmp_path: P
         },
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
