@@ -39,7 +39,7 @@ def made_stage() -> Stage:
 
 def test_a_quarantine_outlives_the_run(tmp_path):
     config = Config()
-    state = TrainState({"w": jnp.zeros(2)}, (), jnp.int32(0))
+    state = TrainState({"w": jnp.zeros(2)}, (), jnp.int32(0), jnp.int32(0))
     with Checkpoints(tmp_path / "checkpoints", 2, {}) as checkpoints:
 
         async def offend() -> Stage:
