@@ -67,9 +67,10 @@ def test_every_trajectory_is_there_exactly_once_and_whole(rows: int, shards: int
 
 
 def test_the_last_microbatch_is_no_larger_than_it_must_be() -> None:
-    """Nine rows of eight a microbatch: the last has two, a quarter of eight, and not eight."""
+    """Nine rows of eight a microbatch: the last has half of eight."""
     batch = pack_groups([group_of(*[16] * 9)], 16, 8)
-    assert batch.sizes == (8, 2) and batch.efficiency == 0.9
+    assert batch.sizes == (8, 4) and batch.efficiency == 9 / 12
+    assert pack_groups([group_of(*[16] * 13)], 16, 8).sizes == (8, 8)
     assert not batch.rows.segment_ids[9].any() and not batch.rows.weights[9].any()
     assert pack_groups([group_of(16, 16, 16)], 16, 2).sizes == (2, 1)
     assert pack_groups([group_of(16, 16, 16)], 16, 1, shards=4).sizes == (4,)

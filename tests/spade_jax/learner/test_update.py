@@ -109,11 +109,17 @@ def test_replayed_experts_are_the_ones_computed(model, groups, params, learner) 
             for group in groups
         ]
 
+    @jax.jit
+    def choices(tokens, segments):
+        positions = jnp.arange(32, dtype=jnp.int32)[None]
+        out = transformer.forward(model, params, tokens, positions, segment_ids=segments)
+        return out.routing.chosen[:, 0]
+
     def own(trajectory):
-        tokens = jnp.asarray(trajectory.tokens)[None]
-        positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-        chosen = transformer.forward(model, params, tokens, positions).routing.chosen[:, 0]
-        found = np.array(chosen.transpose(1, 0, 2)).astype(np.int16)
+        length = len(trajectory.tokens)
+        tokens = np.pad(trajectory.tokens, (0, 32 - length))[None]
+        segments = (np.arange(32, dtype=np.int32) < length).astype(np.int32)[None]
+        found = np.array(choices(tokens, segments).transpose(1, 0, 2))[:length].astype(np.int16)
         found[-1] = -1  # the sampler never ran the last token
         return found
 
