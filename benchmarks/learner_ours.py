@@ -42,6 +42,7 @@ def pack(sampled: list[workload.Sampled], row_tokens: int) -> Batch:
             tokens=one.tokens,
             loss_mask=one.mask,
             sampler_logprobs=one.logprobs,
+            untruncated_logprobs=one.logprobs,
             turn_index=np.zeros(len(one.tokens), np.int16),
             policy_version=0,
             temperature=1.0,

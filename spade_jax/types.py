@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Integer
 
 
 class Role(enum.StrEnum):
@@ -92,7 +92,7 @@ class Trajectory:
     # float32, before top-k, top-p and min-p; None: nothing was truncated, and they are the same
     untruncated_logprobs: Float[np.ndarray, " seq"] | None = None
     # experts of each token in each layer; None: not recorded
-    routing: Int[np.ndarray, "seq layers chosen"] | None = None
+    routing: Integer[np.ndarray, "seq layers chosen"] | None = None
     truncated: bool = False  # its last completion ran out of tokens
 
 
