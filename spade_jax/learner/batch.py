@@ -59,7 +59,8 @@ class Rows(NamedTuple):
     # by the learner before the first of several updates; None: what the update itself computes
     old_logprobs: Float[Array, "rows seq"] | None = None
     reference_logprobs: Float[Array, "rows seq"] | None = None  # by the frozen weights
-    routing: Integer[Array, "rows seq layers chosen"] | None = None  # the sampler's experts, to replay
+    # the experts that the sampler chose, to replay
+    routing: Integer[Array, "rows seq layers chosen"] | None = None
 
 
 @dataclass(frozen=True)
