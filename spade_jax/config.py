@@ -204,14 +204,17 @@ class Config:
                     f"engine.context_tokens={self.engine.context_tokens}; lower it or raise "
                     f"the context"
                 )
-        if self.designer.designs % self.active_skills:
+        if self.designer.source == "policy" and self.designer.designs < self.active_skills:
             raise ConfigError(
-                f"designer.designs={self.designer.designs} must divide by the "
-                f"{self.active_skills} skills of a cycle "
-                f"(designer.skills_per_cycle); set "
-                f"{self.active_skills * (self.designer.designs // self.active_skills + 1)}"
+                f"designer.designs={self.designer.designs} is less than the {self.active_skills} "
+                "skills of a cycle (designer.skills_per_cycle), and some would have none; set it "
+                f"to at least {self.active_skills}"
             )
-
+        if self.designer.source == "rlve" and self.reward.needs_regret:
+            raise ConfigError(
+                f"reward.kind={self.reward.kind!r} needs hints, and the problems of "
+                "designer.source='rlve' have none; set reward.kind to 'solve_rate'"
+            )
         if self.designer.delay_steps > self.run.steps:
             raise ConfigError(
                 f"designer.delay_steps={self.designer.delay_steps} is longer than the run of "
