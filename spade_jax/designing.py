@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from spade_jax import hinting
 from spade_jax.config import Config
-from spade_jax.envs.admit import HINT_GATES, admit
+from spade_jax.envs.admit import HINT_GATES, admit, admit_public
 from spade_jax.errors import ConfigError
 from spade_jax.hinting import at_gate, joined, tried
 from spade_jax.roles import designer, judge, prompts, skills
@@ -101,13 +101,15 @@ def taken(stage: Stage, cycle: int, slots: Sequence[int], attempt_index: int) ->
 
 
 async def _taken(stage: Stage, cycle: int, design_id: str, supplied: Supplied) -> Design:
-    """One program of the supply, admitted like a written one unless it is trusted, and hinted."""
+    """One program of the supply, admitted like a written one if the settings say so, and hinted."""
     config, source = stage.config, supplied.source
     verdict = Verdict(True)
-    if config.designer.source == "folder" and not config.designer.trusted:
+    if config.designer.source == "folder" and config.designer.gates != "none":
         how = tried(config, design_id)
-        verdict = await admit(
-            stage.pool, source.program, **how, known={}, duplicate_similarity=math.inf
+        verdict = await (
+            admit(stage.pool, source.program, **how, known={}, duplicate_similarity=math.inf)
+            if config.designer.gates == "all"
+            else admit_public(stage.pool, source.program, seeds=how["solution_seeds"])
         )
     draft = Design(
         design_id=design_id,

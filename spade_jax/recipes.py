@@ -239,7 +239,7 @@ def fixed_pool(config: Config) -> Config:
         designer={
             "source": "folder",
             "folder": "pools/fixed",
-            "trusted": True,
+            "gates": "public",
             "train": False,
             "delay_steps": 0,
             "thinking": False,
@@ -259,7 +259,7 @@ def rlve(config: Config) -> Config:
         designer={
             "source": "rlve",
             "folder": "",
-            "trusted": False,
+            "gates": "all",
             "designs": 16,
             "window_win_frac": 0.9,
             "window_plays": 128,

@@ -98,10 +98,13 @@ class DesignerConfig(Section):
     # where programs come from: the designer, a folder of them, or the problems of the package rlve;
     # each is drawn once before any is drawn again
     source: Literal["policy", "folder", "rlve"] = "policy"
-    folder: str = (
-        ""  # source=folder: of .py files, or an environment pool as the paper's is released
-    )
-    trusted: bool = False  # source=folder: played without the tests of admission
+    # source=folder: .py files, such as the folder `environments` of a run, or a pool with a
+    # manifest, as the SPADE project releases them
+    folder: str = ""
+    # source=folder: the tests before a program is played. Those of written programs; those that an
+    # environment made elsewhere can pass, of loading, keeping the contract and repeating itself;
+    # or none
+    gates: Literal["all", "public", "none"] = "all"
     problems: tuple[str, ...] = ()  # source=rlve: their names; none: all problems of the package
     # source=rlve: each problem is drawn at a difficulty between its bounds. Plays at the upper one
     # are counted up to window_plays, and if this share of them won, it rises by 1; the lower one
@@ -174,7 +177,7 @@ class DesignerConfig(Section):
         )
         for name, value, source in (
             ("folder", bool(self.folder), "folder"),
-            ("trusted", self.trusted, "folder"),
+            ("gates", self.gates != "all", "folder"),
             ("problems", bool(self.problems), "rlve"),
         ):
             shown = getattr(self, name)

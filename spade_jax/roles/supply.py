@@ -18,7 +18,8 @@ from typing import Any
 
 from spade_jax.config import DesignerConfig
 from spade_jax.envs import adapters
-from spade_jax.envs.spade_pools import Entry, read_pool
+from spade_jax.envs.spade_pools import Entry, read_folder
+from spade_jax.envs.spade_texts import is_adopted
 from spade_jax.errors import CheckpointError, ConfigError, SpadeError
 from spade_jax.rollout.keys import named_rng
 from spade_jax.types import Arm, Environment, EnvironmentSource, Episode
@@ -94,7 +95,7 @@ class Folder:
         """
         where = f"designer.folder={config.folder!r}"
         try:
-            found = read_pool(Path(config.folder).expanduser())
+            found = read_folder(Path(config.folder).expanduser())
         except (SpadeError, OSError) as error:
             raise ConfigError(
                 f"{where} cannot be read: {error}; name a folder of .py files"
@@ -107,8 +108,15 @@ class Folder:
                 + (f" ({len(why)} problems, the last: {why[-1]})" if why else "")
                 + "; name a folder of more programs, or lower designer.designs"
             )
+        adopted = sum(is_adopted(entry.source.program) for entry in found.entries)
+        if adopted and config.gates == "all":
+            raise ConfigError(
+                f"{where} has {adopted} programs by the contract of the reference, which have no "
+                "proof that they can be won, and designer.gates='all' asks for it; set "
+                "designer.gates to 'public' or 'none'"
+            )
         if why:
-            logger.warning("%s: %d problems, the first: %s", where, len(why), why[0])
+            logger.warning("%s: %d remarks, the first: %s", where, len(why), why[0])
         logger.info("%s: %d programs", where, len(found.entries))
         return cls(found.entries, seed)
 

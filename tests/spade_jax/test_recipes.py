@@ -172,7 +172,8 @@ def test_the_controls_train_the_agent_alone(size, kl):
         assert config.run.steps == 400 and config.run.cycle_steps == 1
         assert not config.designer.train and not config.reward.needs_regret
         assert config.agent.thinking == (size == "8b")
-    assert pool.designer.source == "folder" and pool.designer.designs == 24
+    assert (pool.designer.source, pool.designer.gates) == ("folder", "public")
+    assert pool.designer.designs == 24
     assert pool.agent.seeds * pool.agent.plays == 8
     assert (pool.agent.temperature, pool.learner.kl_coef) == (0.6, kl)
     assert rlve.designer.source == "rlve" and rlve.designer.designs * rlve.agent.plays == 256
@@ -295,7 +296,7 @@ def test_without_designer_training_only_the_agent_has_groups():
         ({"source": "folder", "folder": "pool"}, "designer.train"),
         ({"source": "folder", "folder": "pool", "train": False, "judge": True}, "designer.judge"),
         ({"folder": "pool"}, "designer.folder"),
-        ({"trusted": True}, "designer.trusted"),
+        ({"gates": "none"}, "designer.gates"),
         ({"problems": ("A",)}, "designer.problems"),
         ({"source": "rlve", "train": False, "problems": ("A", "A")}, "each problem once"),
         ({"policy": "initial"}, "designer.train"),

@@ -14,12 +14,20 @@ import pytest
 
 from models.tokenizer import load_tokenizer
 from spade_jax import measures, selfplay
-from spade_jax.config import AgentConfig, Config, DesignerConfig, EnvsConfig, MemoryConfig
+from spade_jax.config import (
+    AgentConfig,
+    Config,
+    DesignerConfig,
+    EnvsConfig,
+    MemoryConfig,
+    RewardConfig,
+)
 from spade_jax.curriculum import Curriculum
 from spade_jax.envs.adapters import Listed
 from spade_jax.envs.library import FAMILIES
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
+from spade_jax.errors import ConfigError
 from spade_jax.recipes import change
 from spade_jax.roles.corpus import Corpus
 from spade_jax.roles.memory import Memory
@@ -71,22 +79,24 @@ def pool():
 
 
 def stage_with(pool, config, supply, *answers) -> Stage:
-    runner, made = pool
-    chat = Chat(load_tokenizer(TOKENIZER))
-    player = Player(chat, answers or [lambda prompt: "\\boxed{amber}"])
-    curriculum = Curriculum(Memory(config.memory))
-    corpus = Corpus([], 0)
-    return Stage(config, player, made, chat, corpus, curriculum, runner, supply)  # pyright: ignore[reportArgumentType]
+    stage = object.__new__(Stage)  # not of an Engine
+    stage.config, stage.supply, stage.corpus = config, supply, Corpus([], 0)
+    stage.runner, stage.pool = pool
+    stage.chat = Chat(load_tokenizer(TOKENIZER))
+    stage.curriculum = Curriculum(Memory(config.memory))
+    stage.engine = Player(stage.chat, answers or [lambda prompt: "\\boxed{amber}"])  # pyright: ignore[reportAttributeAccessIssue]
+    return stage
 
 
 def config_with(**designer) -> Config:
     base = Config(
+        reward=RewardConfig(kind="solve_rate"),
         designer=DesignerConfig(train=False, delay_steps=0, **designer),
         agent=AgentConfig(seeds=1, plays=2, max_turns=3),
         envs=EnvsConfig(probe_seeds=10),
         memory=MemoryConfig(size=0),
     )
-    return change(base, run={"cycle_steps": 1}, reward={"kind": "solve_rate"})
+    return change(base, run={"cycle_steps": 1})
 
 
 def folder_with(path, *programs) -> str:
@@ -108,7 +118,7 @@ def a_step(stage: Stage, step: int):
 
 def test_a_fixed_pool_plays_other_programs_each_step_and_trains_no_designer(pool, tmp_path):
     folder = folder_with(tmp_path, *(draw.program for draw in DRAWS))
-    config = config_with(source="folder", folder=folder, designs=2, trusted=True)
+    config = config_with(source="folder", folder=folder, designs=2, gates="none")
     stage = stage_with(pool, config, Folder.load(config.designer, 0))
     seen = []
     for step in range(3):
@@ -141,9 +151,9 @@ def test_a_folder_that_is_not_trusted_passes_the_gates_and_later_attempts_fill_u
 
 def test_hints_of_a_pool_are_measured_though_no_designer_is_trained(pool, tmp_path):
     folder_with(tmp_path, DRAWS[0].program)
-    row = {"filename": "game_0.py", "skill": DRAWS[0].skill, "hint": DRAWS[0].hint}
-    (tmp_path / "manifest.json").write_text(json.dumps([row]))
-    config = config_with(source="folder", folder=str(tmp_path), designs=1, trusted=True)
+    record = {"source": {"skill": DRAWS[0].skill}, "hint": DRAWS[0].hint}
+    (tmp_path / "game_0.json").write_text(json.dumps(record))
+    config = config_with(source="folder", folder=str(tmp_path), designs=1, gates="none")
     config = change(config, reward={"kind": "blend"}, hint={"source": "designer"})
     stage = stage_with(pool, config, Folder.load(config.designer, 0))
     _, episodes, scored = a_step(stage, 0)
@@ -151,6 +161,38 @@ def test_hints_of_a_pool_are_measured_though_no_designer_is_trained(pool, tmp_pa
     assert {episode.arm for episode in episodes} == set(Arm)
     assert scored.regrets
     assert Role.DESIGNER not in {group.role for group in scored.groups}
+
+
+REFERENCE = """class FirstEnv:
+    def __init__(self, max_turns=9):
+        self.max_turns = max_turns
+
+    def reset(self, seed=None):
+        self.secret = random.Random(seed).randint(1, 9)
+        return f"Say \\\\boxed{{{self.secret}}}.", {}
+
+    def step(self, action):
+        won = action == f"\\\\boxed{{{self.secret}}}"
+        return "Done.", float(won), True, False, {}
+"""
+
+
+def test_a_released_pool_passes_the_gates_of_public_environments(pool, tmp_path):
+    folder_with(tmp_path, REFERENCE, REFERENCE.replace(", True, False, {}", ", True"))
+    rows = [{"filename": f"game_{index}.py", "skill": "Optimization"} for index in range(2)]
+    (tmp_path / "manifest.json").write_text(json.dumps({"games": rows}))
+    config = config_with(source="folder", folder=str(tmp_path), designs=2)
+    with pytest.raises(ConfigError, match=r"designer\.gates='all'"):
+        Folder.load(config.designer, 0)
+    config = change(config, designer={"gates": "public"})
+    stage = stage_with(pool, config, Folder.load(config.designer, 0), said)
+    designs, episodes, _ = a_step(stage, 0)
+    assert sorted(design.verdict.gate for design in designs) == ["", "contract"]
+    assert len(episodes) == 2 and all(episode.win for episode in episodes)
+
+
+def said(prompt: str) -> str:
+    return f"\\boxed{{{prompt.rpartition('boxed{')[2][:1]}}}"
 
 
 def doubled(prompt: str) -> str:

@@ -61,16 +61,21 @@ def test_a_folder_of_programs_is_drawn_without_replacement(tmp_path):
     assert {supplied.source.skill for supplied in found} == {"Unnamed"}
 
 
-def test_a_manifest_gives_skill_and_hint(tmp_path):
+def test_the_records_of_a_run_give_skill_and_hint(tmp_path):
     written(tmp_path)
-    rows = [
-        {"filename": f"game_{index}.py", "skill": draw.skill, "hint": draw.hint}
-        for index, draw in enumerate(DRAWS)
-    ]
-    (tmp_path / "manifest.json").write_text(json.dumps({"games": rows}))
+    for index, draw in enumerate(DRAWS):
+        record = {"source": {"skill": draw.skill}, "hint": draw.hint}
+        (tmp_path / f"game_{index}.json").write_text(json.dumps(record))
     found = Folder.load(from_folder(tmp_path, 5), seed=1).draw(0, 5)
     expected = {(draw.program, draw.skill, draw.hint) for draw in DRAWS}
     assert {(each.source.program, each.source.skill, each.hint) for each in found} == expected
+
+
+@pytest.mark.parametrize("record", [b"", b"[]", b"{", b"\xff", b'{"source": 3, "hint": 4}'])
+def test_a_record_that_cannot_be_read_is_as_none(tmp_path, record):
+    (written(tmp_path) / "game_0.json").write_bytes(record)
+    found = Folder.load(from_folder(tmp_path, 5), seed=1).draw(0, 5)
+    assert {(each.source.skill, each.hint) for each in found} == {("Unnamed", "")}
 
 
 @pytest.mark.parametrize(
