@@ -215,6 +215,13 @@ class Config:
                 f"reward.kind={self.reward.kind!r} needs hints, and the problems of "
                 "designer.source='rlve' have none; set reward.kind to 'solve_rate'"
             )
+        designer = self.designer
+        grounded = designer.source == "policy" and designer.prompt == "corpus"
+        if grounded and not self.corpus.enabled:
+            raise ConfigError(
+                'designer.prompt="corpus" is about a document, but corpus.enabled=False gives it '
+                'none; set designer.prompt to "multi_turn", or leave the corpus on'
+            )
         if self.designer.delay_steps > self.run.steps:
             raise ConfigError(
                 f"designer.delay_steps={self.designer.delay_steps} is longer than the run of "
