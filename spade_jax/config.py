@@ -204,15 +204,20 @@ class Config:
                     f"engine.context_tokens={self.engine.context_tokens}; lower it or raise "
                     f"the context"
                 )
-        if self.designer.designs % self.active_skills:
+        if self.designer.source == "policy" and self.designer.designs < self.active_skills:
             raise ConfigError(
-                f"designer.designs={self.designer.designs} must divide by the "
-                f"{self.active_skills} skills of a cycle "
-                f"(designer.skills_per_cycle); set "
-                f"{self.active_skills * (self.designer.designs // self.active_skills + 1)}"
+                f"designer.designs={self.designer.designs} is less than the {self.active_skills} "
+                "skills of a cycle (designer.skills_per_cycle), and some would have none; set it "
+                f"to at least {self.active_skills}"
             )
-
-        if self.designer.prompt == "corpus" and not self.corpus.enabled:
+        if self.designer.source == "rlve" and self.reward.needs_regret:
+            raise ConfigError(
+                f"reward.kind={self.reward.kind!r} needs hints, and the problems of "
+                "designer.source='rlve' have none; set reward.kind to 'solve_rate'"
+            )
+        designer = self.designer
+        grounded = designer.source == "policy" and designer.prompt == "corpus"
+        if grounded and not self.corpus.enabled:
             raise ConfigError(
                 'designer.prompt="corpus" is about a document, but corpus.enabled=False gives it '
                 'none; set designer.prompt to "multi_turn", or leave the corpus on'

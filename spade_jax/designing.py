@@ -1,5 +1,8 @@
 """One cycle's designs: what each is asked for, and each attempt from its prompt to its verdict.
 
+Where the settings take programs from elsewhere (`designer.source`), a design is one of those,
+with no completion and nothing to train on.
+
 Attempts are made in rounds: all environments that are wanted are asked for at once, and in the next
 round those of which no design was admitted. So what is drawn depends on the run's seed and the
 results, never on which reply came first. Judging programs is admission's work (`envs`), hints are
@@ -12,18 +15,19 @@ from dataclasses import replace
 
 from spade_jax import hinting
 from spade_jax.config import Config
-from spade_jax.envs.admit import HINT_GATES, admit
+from spade_jax.envs.admit import HINT_GATES, admit, admit_public
 from spade_jax.errors import ConfigError
 from spade_jax.hinting import at_gate, joined, tried
 from spade_jax.roles import designer, judge, prompts, skills
 from spade_jax.roles.corpus import cut_tokens, excerpt
 from spade_jax.roles.diversity import Likeness
 from spade_jax.roles.prompts.tools import DOMAINS, VARIANT_TEXT, VARIANTS
+from spade_jax.roles.supply import Supplied
 from spade_jax.roles_config import TOOL_PROMPTS, UNGROUNDED_PROMPTS, DesignPrompt
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.keys import episode_key, named_rng
 from spade_jax.stage import Stage
-from spade_jax.types import Design, EnvironmentSource, Gate, Measures
+from spade_jax.types import Design, EnvironmentSource, Gate, Measures, Trajectory, Verdict
 
 NUM_IDEAS: dict[DesignPrompt, int] = {
     "multi_turn": 3,
@@ -40,9 +44,13 @@ def cycle_designs(stage: Stage, cycle: int) -> list[Design]:
     slots: Sequence[int] = range(stage.config.designer.designs)
     known = {record.environment_id: record.program for record in stage.curriculum.memory.records}
     for attempt_index in range(stage.config.designer.attempts):
-        asked = requests(stage, cycle, slots, attempt_index)
-        made = stage.runner.run(stage.engine.gather([attempt(stage, request) for request in asked]))
-        judged = [refuse_duplicates(stage, answers, known) for answers in made]
+        if stage.config.designer.source == "policy":
+            asked = requests(stage, cycle, slots, attempt_index)
+            trying = [attempt(stage, request) for request in asked]
+            made = stage.runner.run(stage.engine.gather(trying))
+            judged = [refuse_duplicates(stage, answers, known) for answers in made]
+        else:
+            judged = taken(stage, cycle, slots, attempt_index)
         designs += [design for answers in judged for design in answers]
         slots = [
             slot
@@ -64,7 +72,7 @@ def requests(
     active = skills.active(config.designer.skills, config.designer.skills_per_cycle, cycle)
     asked = []
     for slot in slots:
-        design_id = f"c{cycle:04d}_d{slot:03d}" + (f"_a{attempt_index}" if attempt_index else "")
+        design_id = _design_id(cycle, slot, attempt_index)
         material = _drawn(config, active[slot % len(active)], design_id)
         records = stage.curriculum.memory.draw(
             material.skill, named_rng(config.run.seed, "memory", design_id)
@@ -74,6 +82,49 @@ def requests(
         material = fitted(config, stage.chat, material)
         asked.append(designer.Request(design_id, cycle, document_id, material))
     return asked
+
+
+def _design_id(cycle: int, slot: int, attempt_index: int) -> str:
+    return f"c{cycle:04d}_d{slot:03d}" + (f"_a{attempt_index}" if attempt_index else "")
+
+
+def taken(stage: Stage, cycle: int, slots: Sequence[int], attempt_index: int) -> list[list[Design]]:
+    """The next programs of the supply, one for each slot. A program that comes again in a later
+    cycle is no duplicate: what may come twice was decided by whoever made the folder.
+    """
+    assert stage.supply is not None
+    trying = [
+        _taken(stage, cycle, _design_id(cycle, slot, attempt_index), supplied)
+        for slot, supplied in zip(slots, stage.supply.draw(cycle, len(slots)), strict=True)
+    ]
+    return [[design] for design in stage.runner.run(stage.engine.gather(trying))]
+
+
+async def _taken(stage: Stage, cycle: int, design_id: str, supplied: Supplied) -> Design:
+    """One program of the supply, admitted like a written one if the settings say so, and hinted."""
+    config, source = stage.config, supplied.source
+    verdict = Verdict(True)
+    if config.designer.source == "folder" and config.designer.gates != "none":
+        how = tried(config, design_id)
+        verdict = await (
+            admit(stage.pool, source.program, **how, known={}, duplicate_similarity=math.inf)
+            if config.designer.gates == "all"
+            else admit_public(stage.pool, source.program, seeds=how["solution_seeds"])
+        )
+    draft = Design(
+        design_id=design_id,
+        cycle=cycle,
+        skill=source.skill,
+        difficulty=source.difficulty,
+        document_id=source.document_id,
+        completion=source.program,
+        trajectory=Trajectory.empty(),
+        verdict=verdict,
+        source=source,
+    )
+    if not verdict.admitted:
+        return draft
+    return await hinting.hinted(stage, draft, source, supplied.hint)
 
 
 def _grounded(stage: Stage, material: prompts.Material) -> tuple[str, prompts.Material]:
@@ -143,7 +194,7 @@ def check(config: Config, chat: Chat) -> None:
     Raises:
         ConfigError: the prompt of some skill has no room.
     """
-    for skill in config.designer.skills:
+    for skill in config.designer.skills if config.designer.source == "policy" else ():
         material = _drawn(config, skill, "check")
         longest = max(VARIANT_TEXT, key=lambda variant: len(VARIANT_TEXT[variant]))
         ideas = sorted(skills.CATALOGUE[skill].examples, key=len)[-len(material.ideas) :]

@@ -41,8 +41,12 @@ def designs(attempts: Sequence[Design]) -> Metrics:
     """
     if not attempts:
         return {}
-    # what our own side broke off says nothing of the design
-    judged = [design for design in attempts if design.verdict.gate != Gate.INFRASTRUCTURE]
+    # what our own side broke off says nothing of the design, nor does what was not written here
+    judged = [
+        design
+        for design in attempts
+        if design.verdict.gate != Gate.INFRASTRUCTURE and design.trajectory.loss_mask.size
+    ]
     first = [design for design in judged if design.turn == 0]
     repairs = [design for design in judged if design.turn > 0]
     tokens = {"design": 0, "repair": 0, "hint": 0, "judge": 0}

@@ -91,6 +91,27 @@ class DesignerConfig(Section):
     min_p: float = 0.0  # tokens this likely are kept, as a share of the likeliest; 0: all
     max_tokens: int = 640  # longest completion
     delay_steps: int = 3  # steps a designer group waits for more plays before it is trained on
+    train: bool = True  # off: designs are measured, but the policy learns nothing from them
+    # who writes designs, hints and opinions: the policy as it is, or a frozen copy of the weights
+    # the run started from, kept in learner.reference_memory; the sampler is loaded twice a cycle
+    policy: Literal["current", "initial"] = "current"
+    # where programs come from: the designer, a folder of them, or the problems of the package rlve;
+    # each is drawn once before any is drawn again
+    source: Literal["policy", "folder", "rlve"] = "policy"
+    # source=folder: .py files, such as the folder `environments` of a run, or a pool with a
+    # manifest, as the SPADE project releases them
+    folder: str = ""
+    # source=folder: the tests before a program is played. Those of written programs; those that an
+    # environment made elsewhere can pass, of loading, keeping the contract and repeating itself;
+    # or none
+    gates: Literal["all", "public", "none"] = "all"
+    problems: tuple[str, ...] = ()  # source=rlve: their names; none: all problems of the package
+    # source=rlve: each problem is drawn at a difficulty between its bounds. Plays at the upper one
+    # are counted up to window_plays, and if this share of them won, it rises by 1; the lower one
+    # follows so that there are at most window_width
+    window_win_frac: float = 0.9
+    window_plays: int = 128
+    window_width: int = 4
     thinking: bool = False  # think first, where the chat template can
     thinking_tokens: int = 0  # tokens after which a thinking block is closed; 0: no budget
     # the policy reads each program that passed the tests, and refuses what it finds unsolvable
@@ -134,6 +155,54 @@ class DesignerConfig(Section):
             require(getattr(self, name) >= 0, f"designer.{name}", getattr(self, name), "0 or more")
         _require_sampling("designer", self)
         _require_budget("designer", self.thinking, self.thinking_tokens)
+        self._require_source()
+
+    def _require_source(self) -> None:
+        """What is not written here, or not by the policy as it is, cannot be trained on."""
+        written = self.source == "policy"
+        expected = "off with designer.source other than policy: nothing of them was sampled here"
+        require(written or not self.train, "designer.train", self.train, expected)
+        require(written or not self.judge, "designer.judge", self.judge, expected)
+        require(
+            self.policy == "current" or not self.train,
+            "designer.train",
+            self.train,
+            "off with designer.policy=initial: what others wrote does not teach the policy",
+        )
+        require(
+            self.policy == "current" or written,
+            "designer.policy",
+            self.policy,
+            f"current with designer.source={self.source}",
+        )
+        for name, value, source in (
+            ("folder", bool(self.folder), "folder"),
+            ("gates", self.gates != "all", "folder"),
+            ("problems", bool(self.problems), "rlve"),
+        ):
+            shown = getattr(self, name)
+            expected = f"to be set with designer.source={source} alone"
+            require(not value or self.source == source, f"designer.{name}", shown, expected)
+        require(
+            self.source != "folder" or bool(self.folder),
+            "designer.folder",
+            self.folder,
+            "the folder of designer.source=folder",
+        )
+        require(
+            len(set(self.problems)) == len(self.problems),
+            "designer.problems",
+            self.problems,
+            "each problem once",
+        )
+        require(
+            0 < self.window_win_frac <= 1,
+            "designer.window_win_frac",
+            self.window_win_frac,
+            "above 0, at most 1",
+        )
+        for name in ("window_plays", "window_width"):
+            require(getattr(self, name) >= 1, f"designer.{name}", getattr(self, name), "at least 1")
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,8 @@ class Assessment:
 class Judged:
     """The designs that came due: their groups, and what was measured on the way."""
 
-    groups: list[Group]  # those with contrast; all with learner.zero_variance="keep"
+    # those with contrast; all with learner.zero_variance="keep", none with designer.train=False
+    groups: list[Group]
     rewards_by_skill: dict[str, list[float]]
     num_punished: int
     assessments: list[Assessment]  # of every environment that came due
@@ -248,7 +249,8 @@ def judge(config: Config, due: Sequence[Pending], moving: dict[str, Tracker]) ->
         earned_here = [earned for _, earned in scored]
         rewards_by_skill.setdefault(scored[0][0].skill, []).extend(earned_here)
         rewards = np.asarray(earned_here, np.float32)
-        if has_contrast(rewards) or config.learner.zero_variance == "keep":
+        trained = has_contrast(rewards) or config.learner.zero_variance == "keep"
+        if trained and config.designer.train:
             advantages = group_advantages(rewards, config.reward.designer_norm)
             trajectories = tuple(design.trajectory for design, _ in scored)
             groups.append(Group(Role.DESIGNER, key, trajectories, rewards, advantages))
@@ -324,7 +326,8 @@ def balance(
     if config.reward.designer_scale == "role_weight":
         weights = {Role.AGENT: 1.0, Role.DESIGNER: config.learner.designer_weight}
         return agents + judged.groups, weights, None
-    num_agent, num_designer = sum(map(_counts, episodes)), len(judged.rewards)
+    num_agent = sum(map(_counts, episodes))
+    num_designer = len(judged.rewards) if config.designer.train else 0
     scale = reference_scale(num_agent, num_designer, config.run.cycle_steps)
     designs = [replace(group, advantages=group.advantages * scale) for group in judged.groups]
     every = max(1, num_agent + num_designer)

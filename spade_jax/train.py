@@ -41,6 +41,7 @@ from spade_jax.profiling import traced
 from spade_jax.roles.corpus import Corpus
 from spade_jax.roles.diversity import embedder
 from spade_jax.roles.memory import Memory
+from spade_jax.roles.supply import open_supply
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.engine import Engine
 from spade_jax.rollout.stats import EngineStats
@@ -81,7 +82,8 @@ FREE_FIELDS = (
 
 `run.steps` only moves the end, at which designer groups that still wait are trained on. Those of
 `execution`, `batch.device_tokens` and `learner.head_tokens` change the order of sums and so the
-last bits, as another device would. With a KL, `run.init_from` is not among them.
+last bits, as another device would. `run.init_from` is not among them where its weights are kept
+frozen (`_needs_start`).
 """
 
 
@@ -113,7 +115,9 @@ class Run:
     stage: Stage
     learner: Learner
     state: TrainState
-    reference: Params | None  # frozen weights for the KL; None: no KL, or those of the state
+    # the frozen starting weights, for the KL or as the designer; None: unused, or those that the
+    # state's adapters are added to
+    reference: Params | None
     version: int  # updates behind `state`
     played_version: int  # the version that sampled the step's episodes
     first_step: int
@@ -136,7 +140,7 @@ class Run:
     def design(self, step: int) -> list[Design]:
         """Write the next cycle's environments and put every attempt on disk."""
         self.view.status("designing environments")
-        with self.phases("design"):
+        with self.phases("design"), self._designer_loaded():
             designs = selfplay.design(self.stage, step)
         self.designed = self.stage.engine.stats()
         for environment in self.stage.curriculum.environments:
@@ -147,6 +151,18 @@ class Run:
                 self.folder.save_rejected(design)
         self.view.status("playing")
         return designs
+
+    @contextlib.contextmanager
+    def _designer_loaded(self) -> Iterator[None]:
+        """Sample with the designer's weights meanwhile: a frozen copy costs one more set of weights
+        where `learner.reference_memory` puts it.
+        """
+        if self.config.designer.policy == "initial":
+            start = self.state.params if self.reference is None else self.reference
+            self.stage.engine.load(self.learner.on_device(start), 0)
+        yield
+        if self.config.designer.policy == "initial":
+            self.stage.engine.load(self.learner.policy(self.state), self.version)
 
     def update(
         self, groups: Sequence[Group], role_weights: Mapping[Role, float]
@@ -184,6 +200,7 @@ class Run:
                 "pool": self.stage.pool.state(),
                 "corpus": self.stage.corpus.state(),
                 "sandbox": self.stage.pool.sandbox.label,
+                "supply": None if self.stage.supply is None else self.stage.supply.state(),
             }
             self.folder.push()  # before it: the newest checkpoint is never ahead of the rest
             self.checkpoints.save(step, self.state, host)
@@ -325,7 +342,8 @@ def make_stage(
     corpus = Corpus.load(config.corpus, config.run.seed, skills=config.designer.skills)
     embedder(config.diversity)  # refuses an encoder that is not there
     limits = Limits(**{f.name: getattr(config.envs, f.name) for f in dataclasses.fields(Limits)})
-    pool = Pool(limits)
+    supply = open_supply(config.designer, config.run.seed)
+    pool = Pool(limits, ["rlve"] if config.designer.source == "rlve" else [])
     runner.run(pool.start())
     logger.info("%s", pool.sandbox.line())
     for text in pool.sandbox.warnings():
@@ -338,7 +356,8 @@ def make_stage(
         tokenizer=tokenizer,
         deterministic=config.run.deterministic,
     )
-    return Stage(config, engine, pool, chat, corpus, Curriculum(Memory(config.memory)), runner)
+    curriculum = Curriculum(Memory(config.memory))
+    return Stage(config, engine, pool, chat, corpus, curriculum, runner, supply)
 
 
 def _check_folder(folder: RunFolder, config: Config, *, resume: bool) -> None:
@@ -372,14 +391,20 @@ def _check_folder(folder: RunFolder, config: Config, *, resume: bool) -> None:
 
 def _binding_fields(config: dict[str, Any]) -> dict[str, Any]:
     free = set(FREE_FIELDS)
-    if config.get("learner", {}).get("kl_coef"):
-        free.remove("run.init_from")  # the reference
+    if _needs_start(config):
+        free.remove("run.init_from")
     return {
         f"{section}.{name}": value
         for section, fields in config.items()
         for name, value in fields.items()
         if section != "warmstart" and f"{section}.{name}" not in free
     }
+
+
+def _needs_start(config: dict[str, Any]) -> bool:
+    """Whether the starting weights are needed after the start: for a KL, or as the designer."""
+    initial = config.get("designer", {}).get("policy") == "initial"
+    return initial or bool(config.get("learner", {}).get("kl_coef"))
 
 
 def _binding(config: Config) -> dict[str, Any]:
@@ -415,6 +440,8 @@ def _restore(
         stage.curriculum.restore(host["curriculum"])
         stage.pool.restore(host["pool"])
         stage.corpus.restore(host["corpus"])
+        if stage.supply is not None:
+            stage.supply.restore(host["supply"])
         version = int(host["version"])
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
@@ -427,8 +454,8 @@ def _restore(
 
 
 def _reference(config: Config, learner: Learner, mesh: Mesh) -> Params | None:
-    """The weights that the KL is measured from: those the run started from."""
-    if not config.learner.kl_coef or config.learner.lora_rank:
+    """The weights the run started from, which the KL is measured from and may be the designer."""
+    if not _needs_start(to_dict(config)) or config.learner.lora_rank:
         return None  # the weights that adapters are added to never move
     start = load_weights(config.run.init_from, config.model, mesh, learner.execution)
     return learner.frozen(start)

@@ -102,6 +102,14 @@ class Trajectory:
     routing: Integer[np.ndarray, "seq layers chosen"] | None = None
     truncated: bool = False  # its last completion ran out of tokens
 
+    @classmethod
+    def empty(cls) -> "Trajectory":
+        """The record of a program that the policy did not write: nothing was sampled."""
+        floats = np.zeros(0, np.float32)
+        return cls(
+            np.zeros(0, np.int32), np.zeros(0, bool), floats, floats, np.zeros(0, np.int16), 0, 1.0
+        )
+
 
 @dataclass(frozen=True)
 class Turn:

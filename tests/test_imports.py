@@ -90,7 +90,8 @@ ALLOWED: dict[str, set[str]] = {
         "spade_jax.generate",
         "spade_jax.cli",
     },
-    "configs": SETTINGS,
+    "spade_jax.recipes": GLOSSARY | SETTINGS,
+    "configs": SETTINGS | {"spade_jax.recipes"},
     "launch": GLOSSARY | SETTINGS | {"models"},
 }
 """What of ours the modules below each name may import; the longest matching name counts."""

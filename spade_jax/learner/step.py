@@ -70,8 +70,7 @@ class Learner:
         self._model, self._config, self._mesh = model, config, mesh
         self._execution = execution
         self._check_memory("optimizer_memory", config.optimizer_memory)
-        if config.kl_coef:
-            self._check_memory("reference_memory", config.reference_memory)
+        self._check_memory("reference_memory", config.reference_memory)
         self._learning_rate = learning_rate(config)
         self._optimizer = make_optimizer(config)
         self._shardings = self._state_shardings()
@@ -163,11 +162,15 @@ class Learner:
             shardings = _on_host(shardings)
         return jax.device_put(params, shardings)
 
+    def on_device(self, params: Params) -> Params:
+        """Fetch frozen weights from the host, if they wait there."""
+        return jax.device_put(params, self._shardings.params)
+
     def logprobs(
         self, params: Params, batches: Sequence[Batch]
     ) -> list[Float[np.ndarray, "rows seq"]]:
         """Log-probabilities of each batch's loss tokens under some weights, 0 elsewhere."""
-        params = jax.device_put(params, self._shardings.params)  # from the host, if they wait there
+        params = self.on_device(params)
         found = []
         for batch in batches:
             parts = [self._logprobs(params, rows) for rows in batch.microbatches()]
