@@ -51,7 +51,8 @@ class Script:
         prompt = self.chat.decode(tokens)
         self.asked.append(prompt)
         ids = self.chat.finish(self._answer(prompt))
-        return Completion(ids, np.full(len(ids), -1.0, np.float32), Stop.STOP_ID, 0)
+        logprobs = np.full(len(ids), -1.0, np.float32)
+        return Completion(ids, logprobs, logprobs, Stop.STOP_ID, 0)
 
     def _answer(self, prompt):
         if "You help players" in prompt or "Write a hint for the player" in prompt:

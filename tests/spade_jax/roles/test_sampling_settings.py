@@ -10,6 +10,7 @@ from helpers import ScriptedPolicy
 from spade_jax.config import AgentConfig, DesignerConfig, HintConfig
 from spade_jax.errors import ConfigError
 from spade_jax.roles import agent, designer, hints
+from spade_jax.roles.prompts.material import Prompt
 from spade_jax.types import (
     Arm,
     Environment,
@@ -50,14 +51,21 @@ class Pool:
         return Instance()
 
 
+async def admit(hint: str | None) -> Verdict:
+    return Verdict(True)
+
+
 def ask(role: str, policy: ScriptedPolicy, chat: Any, changes: dict[str, Any]) -> None:
     """Let a role sample once."""
     key = jax.random.key(0)
     if role == "designer":
-        request = designer.Request("d", 0, "Optimization", "easy", "doc", "a text", (), ())
-        asyncio.run(designer.write(policy, chat, DesignerConfig(**changes), request, key))
+        settings = DesignerConfig(**changes)
+        talk = designer.Conversation(policy, chat, settings, 2000, Prompt("Write."), key)
+        asyncio.run(talk.answer())
     elif role == "hint":
-        asyncio.run(hints.write(policy, chat, HintConfig(**changes), "class AEnv: pass", key))
+        settings = HintConfig(**changes)
+        asked = (policy, chat, settings, "compact", "class AEnv: pass", None)
+        asyncio.run(hints.write(*asked, lambda attempt: key, admit))
     else:
         source = EnvironmentSource("class GoEnv: pass", "Optimization", "easy", "d")
         environment = Environment(source, "say go", 0, "design", Verdict(True))
