@@ -4,6 +4,7 @@ of this method went wrong that no test of a single function would see (`docs/dif
 
 import ast
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -127,3 +128,30 @@ def test_every_setting_is_read():
 def test_a_setting_that_is_only_checked_counts_as_dead():
     source = "class A:\n    def __post_init__(self):\n        assert self.gamma\n    def f(self):\n"
     assert reads(source + "        return self.rate") == {"rate"}
+
+
+def test_the_page_of_differences_names_tests_that_are_there():
+    lines = (ROOT / "docs" / "differences.md").read_text().splitlines()
+    rows = {found[1]: line for line in lines if (found := re.match(r"\| (\d+) \|", line))}
+    assert list(rows) == [str(number) for number in range(1, 36)]
+    for number, row in rows.items():
+        named = re.findall(r"`([\w/]+\.py)::(\w+)`", row)
+        assert named, f"row {number} names no test"
+        for path, test in named:
+            defined = rf"^(?:async )?def {test}\("
+            assert re.search(defined, (ROOT / "tests" / path).read_text(), re.MULTILINE), test
+
+
+def test_the_settings_on_the_page_of_differences_exist():
+    text = (ROOT / "docs" / "differences.md").read_text()
+    config, seen = Config(), 0
+    for section, name, value in re.findall(r"`([a-z]+)\.([a-z_]+)(?:=(\w+))?`", text):
+        if not hasattr(config, section):
+            continue
+        values = getattr(config, section)
+        assert hasattr(values, name), f"{section}.{name}"
+        if value and isinstance(getattr(values, name), str):
+            changed = dataclasses.replace(values, **{name: value})
+            dataclasses.replace(config, **{section: changed})  # refuses what is no choice
+        seen += 1
+    assert seen > 15
