@@ -9,7 +9,6 @@ of the prompt. With --out every answer is kept there beside its verdict. The las
 """
 
 import argparse
-import dataclasses
 import json
 import time
 from collections import Counter
@@ -19,7 +18,14 @@ from typing import get_args
 from designs import opened_stage
 
 from models.config import read_config
-from spade_jax.config import AgentConfig, Config, DesignerConfig, EngineConfig, RunConfig
+from spade_jax.config import (
+    AgentConfig,
+    BatchConfig,
+    Config,
+    DesignerConfig,
+    EngineConfig,
+    RunConfig,
+)
 from spade_jax.designing import attempt, requests
 from spade_jax.measures import designs as measure
 from spade_jax.reward_config import RewardConfig
@@ -46,7 +52,7 @@ def settings(arguments: argparse.Namespace) -> Config:
     return Config(
         run=RunConfig(init_from=str(arguments.checkpoint), seed=arguments.seed),
         model=model,
-        batch=dataclasses.replace(Config().batch, row_tokens=context),
+        batch=BatchConfig(row_tokens=context, device_tokens=context),
         engine=EngineConfig(
             slots=arguments.slots,
             context_tokens=context,

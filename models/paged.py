@@ -194,10 +194,11 @@ def _ragged(tile: Array, keys: Array, values: Array, table: Array, last: Array) 
         weights = jnp.where(mask, jnp.exp(scores - peak), 0.0)
         sums = jnp.sum(_product("ipkqc,ipkcd->ipkqd", weights, values[cut(page)]), axis=1)
         new = peak[:, 0, ..., 0], jnp.sum(weights, axis=(1, 4)), sums
-        return tuple(
+        peaks, totals, sums = (
             jax.lax.dynamic_update_slice_in_dim(x, y, index * chunk, axis=0)
             for x, y in zip(parts, new, strict=True)
         )
+        return peaks, totals, sums
 
     zeros = jnp.zeros((item.shape[0], *tile.shape[1:3]), jnp.float32)
     parts = zeros, zeros, jnp.zeros((*zeros.shape, dim), jnp.float32)

@@ -212,6 +212,11 @@ class Config:
                 f"{self.active_skills * (self.designer.designs // self.active_skills + 1)}"
             )
 
+        if self.designer.prompt == "corpus" and not self.corpus.enabled:
+            raise ConfigError(
+                'designer.prompt="corpus" is about a document, but corpus.enabled=False gives it '
+                'none; set designer.prompt to "multi_turn", or leave the corpus on'
+            )
         if self.designer.delay_steps > self.run.steps:
             raise ConfigError(
                 f"designer.delay_steps={self.designer.delay_steps} is longer than the run of "

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Integer
 
 from spade_jax.config import BatchConfig, LearnerConfig
 from spade_jax.errors import ConfigError, SpadeError
@@ -59,7 +59,8 @@ class Rows(NamedTuple):
     # by the learner before the first of several updates; None: what the update itself computes
     old_logprobs: Float[Array, "rows seq"] | None = None
     reference_logprobs: Float[Array, "rows seq"] | None = None  # by the frozen weights
-    routing: Int[Array, "rows seq layers chosen"] | None = None  # the sampler's experts, to replay
+    # the experts that the sampler chose, to replay
+    routing: Integer[Array, "rows seq layers chosen"] | None = None
 
 
 @dataclass(frozen=True)

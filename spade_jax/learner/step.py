@@ -218,7 +218,7 @@ class Learner:
         state = state._replace(
             opt_state=jax.device_put(moments, self._shardings.opt_state),
             step=state.step + 1,
-            skipped=jnp.zeros_like(state.skipped),
+            skipped=state.skipped * 0,  # placed as it was
             **moved,
         )
         return state, metrics

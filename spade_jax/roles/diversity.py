@@ -18,6 +18,7 @@ families the Vendi scores are 32 by rules and 27 by code, of eight of one family
 
 import functools
 import importlib
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -189,10 +190,13 @@ class Window:
     admitted: list[str] = field(default_factory=list)  # programs; not only those above
 
     def add(self, designs: Sequence[Design], likeness: Likeness, size: int) -> None:
-        """Take in a cycle's designs, of which those without a program that parses are left out."""
-        for design in designs:
+        """Take in a cycle's designs, of which those without a program that parses are left out, and
+        those that the next answer of the same attempt mends: it is no repetition.
+        """
+        for design, later in itertools.zip_longest(designs, designs[1:]):
             source, gates = design.source, design.verdict.gates
-            if source is None or gates.get(Gate.PARSE) != GateResult.PASSED:
+            mended = later is not None and later.turn > 0
+            if mended or source is None or gates.get(Gate.PARSE) != GateResult.PASSED:
                 continue
             known = {str(index): each.program for index, each in enumerate(self.written)}
             repeats = bool(likeness.nearest(source.program, known).reason)

@@ -9,6 +9,7 @@ on its slot, its neighbours or when it was scheduled. Penalties, other truncatio
 deliberately not here.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -92,12 +93,13 @@ def draw(scores: Float[Array, "rows vocab"], rule: Rule, positions: Int[Array, "
         lambda: total,
     )
     size = rows.x.shape[2]
-    noise = jnp.where(greedy[:, None], 0.0, _gumbel(rule.keys, positions, GROUPS + size))
-    level = jnp.where(greedy[:, None], rows.group_best, jnp.log(mass) + noise[:, :GROUPS])
+    noise = _gumbel(rule.keys, positions, (GROUPS, size))
+    level = jnp.where(greedy[:, None], rows.group_best, jnp.log(mass) + noise[0])
     group = jnp.argmax(level, axis=1)
     members = jnp.take_along_axis(rows.x, group[:, None, None], axis=1)[:, 0]
     relative = rows.tempered(members)
-    perturbed = jnp.where(kept(members), relative, -jnp.inf) + noise[:, GROUPS:]
+    perturbed = jnp.where(kept(members), relative, -jnp.inf)
+    perturbed = perturbed + jnp.where(greedy[:, None], 0.0, noise[1])
     member = jnp.argmax(perturbed, axis=1)
     chosen = jnp.take_along_axis(relative, member[:, None], axis=1)[:, 0]
     tokens = jnp.minimum(group * size + member, vocab - 1).astype(jnp.int32)
@@ -194,13 +196,17 @@ def _from_order(order: Array) -> Array:
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
-def _gumbel(keys: Array, positions: Array, size: int) -> Array:
-    """Noise that depends on key and position alone."""
+def _gumbel(keys: Array, positions: Array, sizes: Sequence[int]) -> list[Array]:
+    """Noise for each stage, which depends on key and position alone."""
 
-    def row(key_data: Array, position: Array) -> Array:
+    def row(key_data: Array, position: Array) -> list[Array]:
         key = jax.random.fold_in(jax.random.wrap_key_data(key_data, impl="threefry2x32"), position)
-        # High: what lets an unlikely group win is not on a coarse grid.
-        return jax.random.gumbel(key, (size,), jnp.float32, mode="high")
+        # High: what lets an unlikely group win is not on a coarse grid. A key for each stage: parts
+        # of one draw would be cut out of it across the devices that share the vocabulary.
+        return [
+            jax.random.gumbel(stage, (size,), jnp.float32, mode="high")
+            for stage, size in zip(jax.random.split(key, len(sizes)), sizes, strict=True)
+        ]
 
     return jax.vmap(row)(keys, positions)
 

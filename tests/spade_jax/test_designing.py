@@ -87,7 +87,7 @@ def stage_of(pool):
         config = Config(
             engine=EngineConfig(context_tokens=24_000),
             model=replace(base.model, max_positions=24_000),
-            batch=replace(base.batch, row_tokens=24_000),
+            batch=replace(base.batch, row_tokens=24_000, device_tokens=24_000),
             designer=DesignerConfig(**settings),
             hint=replace(base.hint, max_tokens=2000, **(hint_settings or {})),
             agent=AgentConfig(seeds=2, plays=2, max_turns=max_turns, max_observation_tokens=4000),
@@ -286,7 +286,7 @@ def test_the_same_run_asks_for_the_same_designs_again(stage_of):
 def test_prompts_that_need_no_document_draw_none(stage_of):
     stage = stage_of([NO_PROGRAM], prompt="single_answer")
     (design,) = selfplay.design(stage, 0)
-    assert design.document_id == "" and stage.corpus.state()["position"] == 0
+    assert design.document_id == "" and stage.corpus.state()["positions"] == {}
 
 
 def test_programs_whose_braces_were_repaired_are_counted(stage_of):

@@ -160,7 +160,8 @@ class Reciter:
 
     async def generate(self, tokens, params, key):
         ids = self.chat.finish(self._answer(self.chat.decode(tokens)))
-        return Completion(ids, np.full(len(ids), -1.0, np.float32), Stop.STOP_ID, 0)
+        logprobs = np.full(len(ids), -1.0, np.float32)
+        return Completion(ids, logprobs, logprobs, Stop.STOP_ID, 0)
 
     def _answer(self, prompt):
         if prompt.startswith("Write a game"):

@@ -21,7 +21,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
 
 
 def make_state(value: float) -> TrainState:
-    return TrainState({"w": jnp.full((3, 5), value)}, (), jnp.int32(value))
+    return TrainState({"w": jnp.full((3, 5), value)}, (), jnp.int32(value), jnp.int32(0))
 
 
 def test_comes_back_from_the_bucket_on_another_machine(store: Store):

@@ -216,7 +216,7 @@ def test_gradients_that_are_not_finite_are_skipped_and_end_the_run_in_a_row(
     assert (int(state.skipped), int(state.step)) == (0, 1) and "optim/skipped_count" not in metrics
     for _ in range(2):
         state, _ = learner.step(state, broken)
-    with pytest.raises(SpadeError, match=r"update 1: .* 3 updates in a row .* max_skipped=3"):
+    with pytest.raises(SpadeError, match=r"update 1: .* 3 updates in a row .*max_skipped=3"):
         learner.step(state, broken)
 
 

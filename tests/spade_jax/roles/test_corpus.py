@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from spade_jax.config import CorpusConfig
-from spade_jax.errors import CheckpointError, CorpusError
+from spade_jax.config import Config, CorpusConfig, DesignerConfig
+from spade_jax.errors import CheckpointError, ConfigError, CorpusError
 from spade_jax.roles import docstrings
 from spade_jax.roles.corpus import CUT_MARKER, Corpus, cut_tokens, excerpt
 from spade_jax.types import Document
@@ -433,6 +433,14 @@ def test_a_corpus_that_is_off_reads_nothing(tmp_path):
     corpus.restore(json.loads(json.dumps(corpus.state())))
     with pytest.raises(CheckpointError, match="another corpus"):
         Corpus(numbered(1), 0).restore(corpus.state())
+
+
+def test_the_prompt_about_a_document_needs_a_corpus():
+    off = CorpusConfig(enabled=False)
+    for prompt in ("compact", "multi_turn"):
+        Config(corpus=off, designer=DesignerConfig(prompt=prompt))
+    with pytest.raises(ConfigError, match=r'designer\.prompt="corpus".*corpus\.enabled=False'):
+        Config(corpus=off, designer=DesignerConfig(prompt="corpus"))
 
 
 # ---------------------------------------------------------------- words

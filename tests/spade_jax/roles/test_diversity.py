@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -224,6 +225,16 @@ def test_repeats_and_runs_are_counted_by_skill():
     ]
     assert [each.admitted for each in window.written] == [True, True, False, True, True, True, True]
     assert window.admitted == [VAULT, FERRY, FERRY, RENAMED, FERRY, VAULT]
+
+
+def test_a_repair_is_no_repetition():
+    window = Window()
+    first, mended = design(VAULT, gate="random"), replace(design(RENAMED), turn=1)
+    window.add([first, mended, design(FERRY)], likeness(), 9)
+    assert [(each.program, each.repeats) for each in window.written] == [
+        (RENAMED, False),
+        (FERRY, False),
+    ]
 
 
 def test_the_window_is_bounded_and_survives_json():

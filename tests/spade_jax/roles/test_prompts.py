@@ -16,6 +16,7 @@ from spade_jax.roles import prompts, skills
 from spade_jax.roles.prompts import agent, compact, tools
 from spade_jax.roles.prompts.material import SIZES, TOOL_SIZES, game_size
 from spade_jax.roles_config import (
+    COMPACT_PROMPTS,
     SKILLS,
     TOOL_PROMPTS,
     UNGROUNDED_PROMPTS,
@@ -85,7 +86,7 @@ def test_arms_differ_by_the_hint_line_alone():
 
 
 def test_every_prompt_of_the_settings_has_a_wording():
-    assert {"compact", *prompts.WORKED} == set(get_args(DesignPrompt))
+    assert COMPACT_PROMPTS | set(prompts.WORKED) == set(get_args(DesignPrompt))
 
 
 @pytest.mark.parametrize("kind", LONG)

@@ -9,8 +9,7 @@ import pytest
 from helpers import ScriptedPolicy
 from spade_jax.config import AgentConfig, DesignerConfig, HintConfig
 from spade_jax.errors import ConfigError
-from spade_jax.roles import agent, designer, hints
-from spade_jax.roles.prompts.material import Prompt
+from spade_jax.roles import agent, designer, hints, prompts
 from spade_jax.types import (
     Arm,
     Environment,
@@ -51,21 +50,24 @@ class Pool:
         return Instance()
 
 
-async def admit(hint: str | None) -> Verdict:
-    return Verdict(True)
-
-
 def ask(role: str, policy: ScriptedPolicy, chat: Any, changes: dict[str, Any]) -> None:
     """Let a role sample once."""
     key = jax.random.key(0)
     if role == "designer":
-        settings = DesignerConfig(**changes)
-        talk = designer.Conversation(policy, chat, settings, 2000, Prompt("Write."), key)
+        config = DesignerConfig(**changes)
+        talk = designer.Conversation(policy, chat, config, 2000, prompts.Prompt("design"), key)
         asyncio.run(talk.answer())
     elif role == "hint":
-        settings = HintConfig(**changes)
-        asked = (policy, chat, settings, "compact", "class AEnv: pass", None)
-        asyncio.run(hints.write(*asked, lambda attempt: key, admit))
+
+        async def judge(hint: str | None) -> Verdict:
+            return Verdict(True)
+
+        config = HintConfig(**changes)
+        program = "class AEnv: pass"
+        written = hints.write(
+            policy, chat, config, "compact", program, None, lambda attempt: key, judge
+        )
+        asyncio.run(written)
     else:
         source = EnvironmentSource("class GoEnv: pass", "Optimization", "easy", "d")
         environment = Environment(source, "say go", 0, "design", Verdict(True))
