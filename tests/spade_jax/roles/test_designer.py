@@ -34,7 +34,7 @@ def prompt_of(kind):
 
 def talk_of(policy, chat, kind="corpus", room=ROOM, **settings):
     skills = TOOL_SKILLS if kind == "tools" else SKILLS
-    config = DesignerConfig(prompt=kind, skills=skills, max_tokens=400, **settings)
+    config = DesignerConfig(**{"prompt": kind, "skills": skills, "max_tokens": 400, **settings})
     return designer.Conversation(policy, chat, config, room, prompt_of(kind), jax.random.key(0))
 
 
