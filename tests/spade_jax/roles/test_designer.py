@@ -13,6 +13,7 @@ from models.tokenizer import load_tokenizer
 from spade_jax.config import DesignerConfig
 from spade_jax.roles import designer, prompts
 from spade_jax.roles.prompts import tools
+from spade_jax.roles_config import SKILLS, TOOL_SKILLS
 from spade_jax.rollout.chat import Chat
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "chat"
@@ -32,7 +33,8 @@ def prompt_of(kind):
 
 
 def talk_of(policy, chat, kind="corpus", room=ROOM, **settings):
-    config = DesignerConfig(max_tokens=400, **settings)
+    skills = TOOL_SKILLS if kind == "tools" else SKILLS
+    config = DesignerConfig(**{"prompt": kind, "skills": skills, "max_tokens": 400, **settings})
     return designer.Conversation(policy, chat, config, room, prompt_of(kind), jax.random.key(0))
 
 

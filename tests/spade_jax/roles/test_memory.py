@@ -131,6 +131,8 @@ def test_a_summary_says_what_it_was_and_what_it_brought():
 def test_a_program_is_shown_whole_but_not_one_to_avoid():
     shown = render(GOOD, True, "program")
     assert shown.endswith(f"regret 0.25.\n```python\n{PROGRAM.strip()}\n```")
+    long = PROGRAM + "".join(f"    x{index} = {index}\n" for index in range(400))
+    assert long.strip() in render(replace(GOOD, program=long), True, "program")
     avoid = render(EASY, False, "program")
     assert "too easy" in avoid and "DialEnv, 6 lines" in avoid and "```" not in avoid
 

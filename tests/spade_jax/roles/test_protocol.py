@@ -103,11 +103,15 @@ def test_without_a_form_for_tools_the_observation_is_the_message(chat):
     assert "No call and no answer was found" in spelt(chat, policy.requests[1])
 
 
-def test_the_arms_differ_by_the_hint_line_alone(qwen):
+@pytest.mark.parametrize("thinking", [False, True])
+def test_the_arms_differ_by_the_hint_line_alone(qwen, thinking):
+    config = dataclasses.replace(CONFIG, thinking=thinking)
     plain, hinted = (
-        spelt(qwen, play(qwen, ["stop"], arm)[1].requests[0]) for arm in (Arm.UNHINTED, Arm.HINTED)
+        spelt(qwen, play(qwen, ["stop"], arm, config)[1].requests[0])
+        for arm in (Arm.UNHINTED, Arm.HINTED)
     )
     assert plain != hinted and hinted.replace("\nHINT: look first", "") == plain
+    assert plain.endswith("</think>\n\n") != thinking
 
 
 def test_calls_inside_thinking_are_not_made(qwen):
