@@ -234,6 +234,11 @@ class Config:
             self.reward.designer_norm,
             self.model.num_experts,
         )
+        if self.learner.router_replay and not self.engine.routing:
+            raise ConfigError(
+                "learner.router_replay=True replays the choices that the sampler's routers made, but "
+                "engine.routing=False does not keep them; set engine.routing to True"
+            )
         if self.reward.needs_steps and self.designer.delay_steps == 0:
             raise ConfigError(
                 "designer.delay_steps=0 leaves one step of plays, and the micro learning potential "

@@ -13,7 +13,14 @@ import jax.numpy as jnp
 import pytest
 
 from models.sharding import build_mesh
-from spade_jax.config import Config, CorpusConfig, DiversityConfig, RunConfig
+from spade_jax.config import (
+    Config,
+    CorpusConfig,
+    DiversityConfig,
+    EngineConfig,
+    LearnerConfig,
+    RunConfig,
+)
 from spade_jax.curriculum import Curriculum
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
@@ -135,3 +142,10 @@ def test_what_cannot_be_read_is_one_line_before_anything_starts(
         pass
     assert isinstance(raised.value, SpadeError) and "\n" not in str(raised.value)
     assert not list((tmp_path / "run").glob("*.json*"))
+
+
+def test_replay_without_the_routers_choices_is_refused():
+    learner = LearnerConfig(router_replay=True)
+    with pytest.raises(ConfigError, match=r"engine\.routing=False does not keep them"):
+        Config(learner=learner)
+    Config(learner=learner, engine=EngineConfig(routing=True))
