@@ -236,7 +236,7 @@ class Config:
         )
         if self.learner.router_replay and not self.engine.routing:
             raise ConfigError(
-                "learner.router_replay=True replays the choices that the sampler's routers made, but "
+                "learner.router_replay=True replays what the sampler's routers chose, but "
                 "engine.routing=False does not keep them; set engine.routing to True"
             )
         if self.reward.needs_steps and self.designer.delay_steps == 0:
