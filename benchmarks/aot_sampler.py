@@ -6,15 +6,17 @@ The whole model on the chips of one host, in 16 bits: a decode step of all slots
 of pieces of prompts, each with the scores of what follows. Needs what `benchmarks/aot.py` needs.
 Nothing is run: the report says that the programs build, which kernels they call, what they hold
 besides their arguments, and how many pages of keys and values, and so how many sequences as long as
-the context, fit into a chip's memory with the weights and the larger program's temporaries. A cache
-that a program copies, even one layer of it, would show as a temporary: the bound is half a layer.
-The last line is JSON.
+the context, fit into a chip's memory with the weights and the larger program's temporaries. That no
+program copies the cache is seen by what it holds besides, and that none cuts out the pages of a
+layer, which would copy all of them in the course of a step, by the shapes of its arrays. The last
+line is JSON.
 """
 
 import argparse
 import importlib.util
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +54,7 @@ MODEL = TransformerConfig(
     scale_embedding=False,
 )
 PAGE_TOKENS = 64
-PAGES = 8192  # of the cache that is compiled for
+PAGES = 8190  # of the cache that is compiled for: a number that is the size of nothing else
 PIECES, PIECE = 16, 128  # rows of a prefill call, and tokens of each
 RESERVE = 0.06  # of a chip's memory, for what is not ours
 
@@ -84,8 +86,8 @@ class Report:
     kernels: dict[str, int]
     missing: list[str]
     weights: int  # bytes a chip, as is all that follows
-    layer: int  # of the cache
     page: int  # in all layers
+    cut_out: int  # arrays as large as a layer of the cache
     temporary: int
     aliased: int  # of the cache, updated in place
     seconds: float
@@ -93,13 +95,13 @@ class Report:
     def row(self) -> str:
         """One line of the table."""
         found = ", ".join(f"{count} {name}" for name, count in sorted(self.kernels.items()))
-        sizes = self.weights, self.layer, self.temporary
+        sizes = self.weights, self.page * PAGES, self.temporary
         columns = " | ".join(f"{size / 2**20:,.0f}" for size in sizes)
         return f"| {self.host} | {self.program} | {found} | {columns} | {self.seconds:.0f} |"
 
 
 HEADER = (
-    "| host | program | kernels | weights MiB | a layer of the cache MiB | temporary MiB | "
+    "| host | program | kernels | weights MiB | cache MiB | temporary MiB | "
     "compile s |\n|" + " --- |" * 7
 )
 
@@ -140,7 +142,6 @@ def examine(name: str, context: int, slots: int) -> list[Report]:
     cache = type(cache)(
         *(None if leaf is None else _lay(leaf, at) for leaf, at in zip(cache, where, strict=True))
     )
-    cache_bytes = _size(cache)
     reports = []
     for kind, rows, seq in (("decode", slots, 1), ("prefill", PIECES, PIECE)):
         tokens = jax.ShapeDtypeStruct((rows, seq), jnp.int32, sharding=replicated(mesh))
@@ -162,8 +163,8 @@ def examine(name: str, context: int, slots: int) -> list[Report]:
                 kernels=found,
                 missing=[kernel for kernel in getattr(host, kind) if not found[kernel]],
                 weights=_size(params),
-                layer=cache_bytes // MODEL.num_layers,
-                page=cache_bytes // PAGES,
+                page=_size(cache) // PAGES,
+                cut_out=len(re.findall(rf"\[{PAGES},\d+,\d+", text)),
                 temporary=memory.temp_size_in_bytes,
                 aliased=memory.alias_size_in_bytes,
                 seconds=seconds,
@@ -198,11 +199,12 @@ def goals(reports: list[Report], context: int) -> list[dict[str, Any]]:
     found = []
     for report in reports:
         name = f"{report.host}_{report.program}"
-        copied = report.temporary / report.layer
+        copied = report.temporary / (report.page * PAGES)
         found += [
             goal(f"{name}_kernels_missing", report.missing, []),
             goal(f"{name}_cache_updated_in_place", report.aliased >= report.page * PAGES, True),
-            goal(f"{name}_temporary_over_a_layer", round(copied, 2), 1.0, copied < 1.0),
+            goal(f"{name}_layers_cut_out", report.cut_out, 0),
+            goal(f"{name}_temporary_over_cache", round(copied, 3), 0.25, copied < 0.25),
         ]
     sequences = fits(reports, context)[1]
     name = f"{reports[0].host}_whole_contexts_that_fit"

@@ -28,6 +28,7 @@ from spade_jax.designing import attempt
 from spade_jax.envs.library import FAMILIES
 from spade_jax.roles.corpus import excerpt
 from spade_jax.roles.designer import MAX_TERMS, Request
+from spade_jax.roles.prompts import Material
 from spade_jax.stage import Stage
 from spade_jax.train import make_stage
 from spade_jax.types import Design, Document, Gate, GateResult
@@ -94,15 +95,19 @@ def design_all(stage: Stage, config: Config, count: int, offset: int) -> list[De
             Request(
                 f"bench_{index:03d}",
                 0,
-                skill,
-                config.designer.difficulty,
                 document.document_id,
-                shown,
-                stage.corpus.rare_terms(shown)[:MAX_TERMS],
-                (),
+                Material(
+                    "compact",
+                    skill,
+                    config.designer.difficulty,
+                    config.agent.max_turns,
+                    shown,
+                    stage.corpus.rare_terms(shown)[:MAX_TERMS],
+                ),
             )
         )
-    return stage.runner.run(stage.engine.gather([attempt(stage, request) for request in requests]))
+    made = stage.runner.run(stage.engine.gather([attempt(stage, request) for request in requests]))
+    return [answers[0] for answers in made]
 
 
 def carried(stage: Stage, config: Config, design: Design, index: int) -> set[str]:

@@ -1,4 +1,4 @@
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2154
 # Sourced by the launchers and by tests/run.sh, which set `root` to the repository: finds a Python and keeps a virtual
 # environment in step with requirements.txt and pyproject.toml. Installs nothing outside that environment.
 

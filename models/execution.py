@@ -26,7 +26,8 @@ class Execution:
     # activations and products; norms, softmax, router, rotary angles and scores are float32 always
     compute_dtype: Dtype = "auto"
     param_dtype: Dtype = "auto"  # weights and optimiser moments of the learner; auto: float32
-    attention: AttentionBackend = "auto"  # xla runs everywhere; splash on TPU, cudnn on NVIDIA
+    # xla runs everywhere; splash on TPU, cudnn on NVIDIA, each with the platform's kernel for pages
+    attention: AttentionBackend = "auto"
     # what the backward pass computes again: nothing, all but products with weights, or everything
     remat: Remat = "auto"
     # grouped products: blocks run everywhere; megablox on TPU, hopper and triton on NVIDIA

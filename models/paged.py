@@ -23,6 +23,7 @@ from models.cache import Places
 
 HEADS_AXIS, TOKENS_AXIS = 1, 3  # of keys
 KEY_BLOCK = 512  # keys of a row in one block
+ITEM_TOKENS = 128  # keys of a row that a CPU takes as one
 CHUNK_BYTES = 2**20  # of keys that a CPU gathers at a time: they stay in its cache
 MASKED = -1e30  # finite, so that a row of masked scores makes no NaN
 
@@ -160,40 +161,47 @@ def _each_row(tile: Array, keys: Array, values: Array, table: Array, last: Array
 def _ragged(tile: Array, keys: Array, values: Array, table: Array, last: Array) -> Array:
     """Take the pages in use one after another, for one query a row.
 
-    row 0 uses 2 pages, row 1 none, row 2 three      item   0 1 2 3 4
-                                                     row    0 0 2 2 2
-                                                     column 0 1 0 1 2
+    a row of 3 pages, one of none, one of 5      item    0 1 2 3 4    of two pages each
+                                                 row     0 0 2 2 2
+                                                 column  0 1 0 1 2
     """
-    rows, columns = table.shape
-    page_tokens = keys.shape[3]
-    chunk = max(1, min(CHUNK_BYTES // (keys[0].size * keys.dtype.itemsize), rows * columns))
-    counts = (last[:, 0] + page_tokens) // page_tokens
+    rows, (page_tokens, dim) = table.shape[0], values.shape[2:]
+    pages = min(max(ITEM_TOKENS // page_tokens, 1), table.shape[1])  # of an item
+    table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % pages))).reshape(rows, -1, pages)
+    columns, size = table.shape[1], pages * page_tokens
+    counts = (last[:, 0] + size) // size
     ends = jnp.cumsum(counts, dtype=counts.dtype)
     starts, num_items = ends - counts, ends[-1]
+    chunk = CHUNK_BYTES // (pages * keys[0].size * keys.dtype.itemsize)
+    chunk = max(1, min(chunk, rows * columns))
     item = jnp.arange(-(-rows * columns // chunk) * chunk, dtype=counts.dtype)
     row = jnp.sum(item[:, None] >= ends[None], axis=1, dtype=counts.dtype)
     row = jnp.minimum(row, rows - 1)
     column = jnp.clip(item - starts[row], 0, columns - 1)
-    page, seen = table[row, column], last[row, 0] - column * page_tokens  # the last seen in it
+    page, seen = table[row, column], last[row, 0] - column * size  # the last seen in it
+    place = jnp.arange(size, dtype=seen.dtype).reshape(1, pages, 1, 1, page_tokens)
 
     def step(index: Array, parts: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         def cut(x: Array) -> Array:
             return jax.lax.dynamic_slice_in_dim(x, index * chunk, chunk)
 
-        scores = _product("ikqd,ikdc->ikqc", tile[cut(row)], keys[cut(page)])
-        mask = jnp.arange(page_tokens, dtype=seen.dtype)[None] <= cut(seen)[:, None]
-        scores = jnp.where(mask[:, None, None], scores, MASKED)
-        peak = jnp.max(scores, axis=-1)
-        weights = jnp.where(mask[:, None, None], jnp.exp(scores - peak[..., None]), 0.0)
-        sums = _product("ikqc,ikcd->ikqd", weights, values[cut(page)])
-        new = peak, jnp.sum(weights, axis=-1), sums
-        update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=0)
-        peaks, totals, sums = (update(x, y, index * chunk) for x, y in zip(parts, new, strict=True))
+        # A product for each page, so that what is gathered need not be turned.
+        query = jnp.broadcast_to(tile[cut(row)][:, None], (chunk, pages, *tile.shape[1:]))
+        scores = _product("ipkqd,ipkdc->ipkqc", query, keys[cut(page)])
+        mask = place <= cut(seen)[:, None, None, None, None]
+        scores = jnp.where(mask, scores, MASKED)
+        peak = jnp.max(scores, axis=(1, 4), keepdims=True)
+        weights = jnp.where(mask, jnp.exp(scores - peak), 0.0)
+        sums = jnp.sum(_product("ipkqc,ipkcd->ipkqd", weights, values[cut(page)]), axis=1)
+        new = peak[:, 0, ..., 0], jnp.sum(weights, axis=(1, 4)), sums
+        peaks, totals, sums = (
+            jax.lax.dynamic_update_slice_in_dim(x, y, index * chunk, axis=0)
+            for x, y in zip(parts, new, strict=True)
+        )
         return peaks, totals, sums
 
-    shape = (item.shape[0], *tile.shape[1:])
-    zeros = jnp.zeros(shape[:-1], jnp.float32)
-    parts = (zeros, zeros, jnp.zeros(shape, jnp.float32))
+    zeros = jnp.zeros((item.shape[0], *tile.shape[1:3]), jnp.float32)
+    parts = zeros, zeros, jnp.zeros((*zeros.shape, dim), jnp.float32)
     parts = jax.lax.fori_loop(0, (num_items + chunk - 1) // chunk, step, parts)
     # The parts of each row, in a line as long as its table.
     line = jnp.arange(columns, dtype=starts.dtype)[None]

@@ -26,7 +26,8 @@ from spade_jax.errors import ConfigError, SpadeError
 from spade_jax.terminal import mute, visible
 
 COMMANDS = {
-    "train": "run the self-play loop of a config (--resume continues its run folder)",
+    "train": "run the self-play loop of a config (--resume continues its run folder,\n"
+    "             --resume-if-any continues it or starts it, --profile traces three steps)",
     "warmstart": "teach a small policy both roles on the environment library",
     "play": "play an environment yourself, in the terminal",
     "generate": "talk with a policy, or complete a file of prompts",
@@ -52,6 +53,8 @@ SOURCE is one of
 DESTINATION is a new folder. For training, name it as --run.init-from, and in the config file
 write model=models.config.read_config(DESTINATION).
 """
+_TRAIN_FLAGS = ("--resume", "--resume-if-any", "--profile")
+_PROFILE_STEPS = 3
 GENERATE_DETAILS = """\
 CHECKPOINT is a folder that spade-jax convert made, or a run folder, of which the newest checkpoint
 is taken.
@@ -124,15 +127,16 @@ def _run(arguments: list[str]) -> int:
         given = f"got {arguments[0]!r}" if arguments else "nothing was given"
         raise ConfigError(f"{command} needs a config file first, such as configs/tiny.py; {given}")
     preset = load_config(Path(arguments.pop(0)))
-    resume = command == "train" and "--resume" in arguments
-    if resume:
-        arguments.remove("--resume")
-    config = parse_overrides(preset, arguments)
+    flags = {flag for flag in _TRAIN_FLAGS if command == "train" and flag in arguments}
+    config = parse_overrides(preset, [word for word in arguments if word not in flags])
     # Imported here so that help and bad options answer without loading jax.
     if command == "train":
         from spade_jax.train import train
 
-        train(config, resume=resume)
+        if "--profile" in flags and not config.telemetry.profile_steps:
+            telemetry = dataclasses.replace(config.telemetry, profile_steps=_PROFILE_STEPS)
+            config = dataclasses.replace(config, telemetry=telemetry)
+        train(config, resume=None if "--resume-if-any" in flags else "--resume" in flags)
     else:
         from spade_jax.warmstart import warmstart
 

@@ -15,7 +15,7 @@ from models.execution import Execution
 from spade_jax.engine_config import EngineConfig
 from spade_jax.envs_config import EnvsConfig
 from spade_jax.errors import ConfigError
-from spade_jax.learner_config import BatchConfig, LearnerConfig
+from spade_jax.learner_config import BatchConfig, LearnerConfig, check_learner
 from spade_jax.reward_config import RewardConfig
 from spade_jax.roles_config import (
     SKILLS,
@@ -23,10 +23,14 @@ from spade_jax.roles_config import (
     CorpusConfig,
     DesignerConfig,
     Difficulty,
+    DiversityConfig,
     HintConfig,
     MemoryConfig,
 )
 from spade_jax.settings import Section, check_fields, require
+
+SCHEMES = ("gs", "s3", "az")
+"""Buckets that a run folder can be in."""
 
 __all__ = [
     "SKILLS",
@@ -36,6 +40,7 @@ __all__ = [
     "CorpusConfig",
     "DesignerConfig",
     "Difficulty",
+    "DiversityConfig",
     "EngineConfig",
     "EnvsConfig",
     "HintConfig",
@@ -54,7 +59,8 @@ __all__ = [
 class RunConfig(Section):
     """The run as a whole."""
 
-    dir: str = "runs/tiny"  # run folder: config, metrics, episodes, environments, checkpoints
+    dir: str = "runs/tiny"  # run folder, or gs://BUCKET/PATH; holds all that a run leaves
+    spool_dir: str = "~/.cache/spade_jax/spool"  # local folder in which one in a bucket is written
     seed: int = 0  # every random choice of the run is derived from it
     steps: int = 12  # optimiser steps
     cycle_steps: int = 4  # steps between two designer generations
@@ -71,6 +77,9 @@ class RunConfig(Section):
 
     def __post_init__(self) -> None:
         require(bool(self.dir), "run.dir", self.dir, "a folder name")
+        scheme = self.dir.partition("://")[0] if "://" in self.dir else "gs"
+        require(scheme in SCHEMES, "run.dir", self.dir, f"a folder, or a URL of {SCHEMES}")
+        require(bool(self.spool_dir), "run.spool_dir", self.spool_dir, "a folder name")
         require(0 <= self.seed < 2**31, "run.seed", self.seed, "0 to 2147483647")
         require(self.steps >= 1, "run.steps", self.steps, "at least 1")
         require(self.cycle_steps >= 1, "run.cycle_steps", self.cycle_steps, "at least 1")
@@ -103,6 +112,10 @@ class TelemetryConfig(Section):
     """What is shown while the run goes on."""
 
     live: bool = True  # a live table when the terminal can show one; plain lines otherwise
+    profile_steps: int = 0  # steps, from the second on, of which the run folder gets a trace
+
+    def __post_init__(self) -> None:
+        require(self.profile_steps >= 0, "telemetry.profile_steps", self.profile_steps, "0 or more")
 
 
 @dataclass(frozen=True)
@@ -161,6 +174,7 @@ class Config:
     envs: EnvsConfig = field(default_factory=EnvsConfig)
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
+    diversity: DiversityConfig = field(default_factory=DiversityConfig)
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     warmstart: WarmstartConfig = field(default_factory=WarmstartConfig)
 
@@ -190,14 +204,41 @@ class Config:
                     f"engine.context_tokens={self.engine.context_tokens}; lower it or raise "
                     f"the context"
                 )
-        if self.designer.designs % self.active_skills:
+        if self.designer.source == "policy" and self.designer.designs < self.active_skills:
             raise ConfigError(
-                f"designer.designs={self.designer.designs} must divide by the "
-                f"{self.active_skills} skills of a cycle "
-                f"(designer.skills_per_cycle); set "
-                f"{self.active_skills * (self.designer.designs // self.active_skills + 1)}"
+                f"designer.designs={self.designer.designs} is less than the {self.active_skills} "
+                "skills of a cycle (designer.skills_per_cycle), and some would have none; set it "
+                f"to at least {self.active_skills}"
             )
-
+        if self.designer.source == "rlve" and self.reward.needs_regret:
+            raise ConfigError(
+                f"reward.kind={self.reward.kind!r} needs hints, and the problems of "
+                "designer.source='rlve' have none; set reward.kind to 'solve_rate'"
+            )
+        designer = self.designer
+        grounded = designer.source == "policy" and designer.prompt == "corpus"
+        if grounded and not self.corpus.enabled:
+            raise ConfigError(
+                'designer.prompt="corpus" is about a document, but corpus.enabled=False gives it '
+                'none; set designer.prompt to "multi_turn", or leave the corpus on'
+            )
+        if self.designer.delay_steps > self.run.steps:
+            raise ConfigError(
+                f"designer.delay_steps={self.designer.delay_steps} is longer than the run of "
+                f"run.steps={self.run.steps}: no designer group would come due in it; set "
+                f"designer.delay_steps to at most {self.run.steps}, or raise run.steps"
+            )
+        check_learner(
+            self.learner,
+            self.reward.agent_norm,
+            self.reward.designer_norm,
+            self.model.num_experts,
+        )
+        if self.learner.router_replay and not self.engine.routing:
+            raise ConfigError(
+                "learner.router_replay=True replays what the sampler's routers chose, but "
+                "engine.routing=False does not keep them; set engine.routing to True"
+            )
         if self.reward.needs_steps and self.designer.delay_steps == 0:
             raise ConfigError(
                 "designer.delay_steps=0 leaves one step of plays, and the micro learning potential "

@@ -20,6 +20,7 @@ from models import convert as checkpoints
 from models import stored, tensors
 from models.config import TransformerConfig, from_dict
 from spade_jax.errors import CheckpointError
+from spade_jax.learner import lora
 from spade_jax.learner.checkpoint import find_damage
 from spade_jax.telemetry.sinks import RunFolder
 
@@ -73,10 +74,11 @@ class RunWeights:
     """The parameters in the newest checkpoint of a run."""
 
     def __init__(self, run: RunFolder) -> None:
-        steps = [int(path.name) for path in run.checkpoints.iterdir() if path.name.isdecimal()]
+        folder = run.path / "checkpoints"
+        steps = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
         if not steps:
             raise CheckpointError(f"{run.path} has no checkpoint yet; let the run save one")
-        self._step = run.checkpoints / str(max(steps))
+        self._step = folder / str(max(steps))
         self.where = str(self._step)
         if (problem := find_damage(self._step)) is not None:
             raise CheckpointError(f"checkpoint {self._step} is damaged: {problem}")
@@ -88,6 +90,7 @@ class RunWeights:
             self._found = {name: np.dtype(leaf.dtype) for name, leaf in tree.items()}
         except Exception as error:  # Orbax raises bare Exception, among others
             raise self._unreadable(error) from error
+        self._scale = _adapter_scale(saved.get("learner"), run.path / "config.json")
         logger.info("the newest checkpoint of %s is of step %d", run.path, max(steps) + 1)
 
     def dtypes(self, group: str) -> dict[str, np.dtype]:
@@ -104,14 +107,19 @@ class RunWeights:
             ) from error
 
     def read(self, group: str) -> dict[str, np.ndarray]:
-        """Return a group in host memory."""
+        """Return a group in host memory, adapters merged."""
         how = ocp.RestoreArgs(restore_type=np.ndarray)
         return self._restore(group, lambda _: how)
 
     def read_onto(
         self, group: str, targets: Mapping[str, jax.ShapeDtypeStruct]
     ) -> dict[str, jax.Array]:
-        """Return a group on the shardings and in the dtypes of `targets`."""
+        """Return a group on the shardings and in the dtypes of `targets`, adapters merged."""
+        if self._scale:  # merged on the host
+            return {
+                name: jax.device_put(array.astype(targets[name].dtype), targets[name].sharding)
+                for name, array in self.read(group).items()
+            }
         return self._restore(
             group,
             lambda name: ocp.ArrayRestoreArgs(
@@ -125,8 +133,16 @@ class RunWeights:
             tensor.name: _stored_name(group, tensor.name)
             for tensor in tensors.group(self.config, group)
         }
-        wanted: dict[str, Any] = dict.fromkeys(names.values(), 0)
+        pairs = {
+            name: pair
+            for name in names
+            if (pair := tuple(f"adapters.{group}.{name}.{part}.value" for part in "ab"))[0]
+            in self._found
+        }
+        adapters = [name for pair in pairs.values() for name in pair]
+        wanted: dict[str, Any] = dict.fromkeys([*names.values(), *adapters], 0)
         how = {stored_name: how_to(name) for name, stored_name in names.items()}
+        how |= {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in adapters}
         try:
             with _checkpointer() as checkpointer:
                 found = checkpointer.restore(
@@ -142,6 +158,10 @@ class RunWeights:
                     f"checkpoint {self._step}: {names[tensor.name]} has shape "
                     f"{arrays[tensor.name].shape}, but the run's config asks for {tensor.shape}"
                 )
+        for name, (a, b) in pairs.items():
+            inputs = lora.EVERY[tuple(name.split("."))].inputs
+            added = self._scale * lora.product(found[a], found[b], inputs)
+            arrays[name] = arrays[name] + added.astype(arrays[name].dtype)
         return arrays
 
     def _unreadable(self, error: Exception) -> CheckpointError:
@@ -149,6 +169,19 @@ class RunWeights:
             f"checkpoint {self._step} cannot be read ({type(error).__name__}: {str(error)[:200]}); "
             "remove its folder to take the one before"
         )
+
+
+def _adapter_scale(learner: Any, where: Path) -> float:
+    """What the adapters of a run, if it has any, were multiplied by."""
+    if not isinstance(learner, dict) or not learner.get("lora_rank"):
+        return 0.0
+    try:
+        return float(learner["lora_alpha"]) / int(learner["lora_rank"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{where}: learner.lora_alpha and learner.lora_rank cannot be read ({error}); restore "
+            "the file"
+        ) from error
 
 
 def _stored_name(group: str, name: str) -> str:

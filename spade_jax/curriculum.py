@@ -1,5 +1,5 @@
 """The state of self-play that outlives a step: environments in play, the designer groups that wait,
-the trackers of the skills, and the memory.
+the trackers of the skills, the memory, how hard the last steps were, and the newest programs.
 
 All of it goes into the checkpoint as JSON (design decision 7). Nothing here samples or plays.
 """
@@ -12,6 +12,7 @@ import numpy as np
 
 from spade_jax.errors import CheckpointError
 from spade_jax.rewards.learning_potential import Tracker
+from spade_jax.roles.diversity import Window
 from spade_jax.roles.memory import Memory
 from spade_jax.types import (
     Arm,
@@ -23,6 +24,9 @@ from spade_jax.types import (
     Verdict,
     to_json,
 )
+
+LEARNABLE_STEPS = 16
+"""Steps that the learnable share is taken over (paper)."""
 
 
 class ScoredPlay(NamedTuple):
@@ -90,6 +94,15 @@ class Pending:
     tallies: dict[str, PlayTally]
 
 
+class Difficulties(NamedTuple):
+    """How many environments of one step were of which difficulty, and how many were asked for."""
+
+    learnable: int
+    easy: int
+    hard: int
+    capacity: int
+
+
 @dataclass
 class Curriculum:
     """Everything self-play carries from step to step."""
@@ -98,6 +111,20 @@ class Curriculum:
     environments: list[Environment] = field(default_factory=list)
     pending: list[Pending] = field(default_factory=list)
     trackers: dict[str, Tracker] = field(default_factory=dict)  # by skill
+    difficulties: list[Difficulties] = field(default_factory=list)  # of the last steps
+    window: Window = field(default_factory=Window)
+
+    def observe(self, episodes: Sequence[Episode], capacity: int) -> None:
+        """Note how hard the environments of a step were by its unhinted plays; `capacity` is how
+        many there could have been.
+        """
+        wins: dict[str, list[bool]] = {}
+        for episode in episodes:
+            if episode.arm is Arm.UNHINTED and not episode.outcome.void:
+                wins.setdefault(episode.environment_id, []).append(episode.win)
+        rates = [sum(found) / len(found) for found in wins.values()]
+        step = Difficulties(*banded(rates), max(capacity, len(rates)))
+        self.difficulties = [*self.difficulties, step][-LEARNABLE_STEPS:]
 
     def state(self) -> dict[str, Any]:
         """JSON-able copy."""
@@ -106,6 +133,8 @@ class Curriculum:
             "environments": to_json(self.environments),
             "pending": to_json(self.pending),
             "trackers": to_json(self.trackers),
+            "difficulties": to_json(self.difficulties),
+            "window": self.window.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -127,6 +156,8 @@ class Curriculum:
                 for item in state["pending"]
             ]
             self.trackers = {name: Tracker(**item) for name, item in state["trackers"].items()}
+            self.difficulties = [Difficulties(*step) for step in state["difficulties"]]
+            self.window = Window.restored(state["window"])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"the checkpoint's curriculum cannot be read ({error!r}); it was written by "
@@ -149,6 +180,7 @@ def _trajectory(item: Mapping[str, Any]) -> Trajectory:
         policy_version=item["policy_version"],
         temperature=item["temperature"],
         routing=None if item["routing"] is None else np.asarray(item["routing"], np.uint16),
+        truncated=item["truncated"],
     )
 
 
@@ -172,10 +204,7 @@ def _design(item: Mapping[str, Any]) -> Design:
     )
 
 
-def learnable_share(
-    win_rates: Sequence[float], low: float = 0.2, high: float = 0.8
-) -> float | None:
-    """Share of win rates in [low, high], bounds included (paper, learnable share); None without
-    any.
-    """
-    return sum(low <= rate <= high for rate in win_rates) / len(win_rates) if win_rates else None
+def banded(win_rates: Sequence[float], low: float = 0.2, high: float = 0.8) -> tuple[int, int, int]:
+    """How many win rates lie in [low, high], bounds included (paper), above, and below."""
+    easy, hard = sum(rate > high for rate in win_rates), sum(rate < low for rate in win_rates)
+    return len(win_rates) - easy - hard, easy, hard

@@ -1,72 +1,184 @@
-"""One cycle's designs: what each is asked for, and each from its prompt to its hint.
+"""One cycle's designs: what each is asked for, and each attempt from its prompt to its verdict.
 
-Everything is drawn from the run's seed and the design's id. Judging programs and hints is
-admission's work (`envs`), and what a design is worth is `scoring`'s.
+Where the settings take programs from elsewhere (`designer.source`), a design is one of those,
+with no completion and nothing to train on.
+
+Attempts are made in rounds: all environments that are wanted are asked for at once, and in the next
+round those of which no design was admitted. So what is drawn depends on the run's seed and the
+results, never on which reply came first. Judging programs is admission's work (`envs`), hints are
+`hinting`'s, and what a design is worth is `scoring`'s.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
+from spade_jax import hinting
 from spade_jax.config import Config
-from spade_jax.envs.admit import admit
-from spade_jax.envs.hint_gates import admit_hint
-from spade_jax.envs.similarity import near_duplicate
-from spade_jax.errors import ConfigError, SamplerError
-from spade_jax.roles import designer, hints, prompts, skills
-from spade_jax.roles.corpus import excerpt
-from spade_jax.rollout.keys import episode_key, named_rng, named_seed
+from spade_jax.envs.admit import HINT_GATES, admit, admit_public
+from spade_jax.errors import ConfigError
+from spade_jax.hinting import at_gate, joined, tried
+from spade_jax.roles import designer, judge, prompts, skills
+from spade_jax.roles.corpus import cut_tokens, excerpt
+from spade_jax.roles.diversity import Likeness
+from spade_jax.roles.prompts.tools import DOMAINS, VARIANT_TEXT, VARIANTS
+from spade_jax.roles.supply import Supplied
+from spade_jax.roles_config import TOOL_PROMPTS, UNGROUNDED_PROMPTS, DesignPrompt
+from spade_jax.rollout.chat import Chat
+from spade_jax.rollout.keys import episode_key, named_rng
 from spade_jax.stage import Stage
-from spade_jax.types import Design, Gate, GateResult, Measures, Verdict
+from spade_jax.types import Design, EnvironmentSource, Gate, Measures, Trajectory, Verdict
+
+NUM_IDEAS: dict[DesignPrompt, int] = {
+    "multi_turn": 3,
+    "single_answer": 3,
+    "tools": 2,
+    "tools_single": 2,
+}
+"""Examples of the skill that a prompt shows; those that are not here show none."""
 
 
-def requests(stage: Stage, cycle: int) -> list[designer.Request]:
-    """What each design of the cycle is asked for: skills in equal shares, a fresh document and
-    memory draw each.
+def cycle_designs(stage: Stage, cycle: int) -> list[Design]:
+    """Every answer of every attempt of a cycle, in the order of the attempts."""
+    designs: list[Design] = []
+    slots: Sequence[int] = range(stage.config.designer.designs)
+    known = {record.environment_id: record.program for record in stage.curriculum.memory.records}
+    for attempt_index in range(stage.config.designer.attempts):
+        if stage.config.designer.source == "policy":
+            asked = requests(stage, cycle, slots, attempt_index)
+            trying = [attempt(stage, request) for request in asked]
+            made = stage.runner.run(stage.engine.gather(trying))
+            judged = [refuse_duplicates(stage, answers, known) for answers in made]
+        else:
+            judged = taken(stage, cycle, slots, attempt_index)
+        designs += [design for answers in judged for design in answers]
+        slots = [
+            slot
+            for slot, answers in zip(slots, judged, strict=True)
+            if not answers[-1].verdict.admitted
+        ]
+        if not slots:
+            break
+    return designs
+
+
+def requests(
+    stage: Stage, cycle: int, slots: Sequence[int], attempt_index: int
+) -> list[designer.Request]:
+    """What one round of attempts is asked for, an entry for each of the slots: skills in equal
+    shares; a document, a memory draw and ideas of its own for every attempt.
     """
     config = stage.config
     active = skills.active(config.designer.skills, config.designer.skills_per_cycle, cycle)
-    requests = []
-    for index in range(config.designer.designs):
-        design_id = f"c{cycle:04d}_d{index:03d}"
-        skill = active[index % len(active)]
-        document = stage.corpus.next()
+    asked = []
+    for slot in slots:
+        design_id = _design_id(cycle, slot, attempt_index)
+        material = _drawn(config, active[slot % len(active)], design_id)
         records = stage.curriculum.memory.draw(
-            skill, named_rng(config.run.seed, "memory", design_id)
+            material.skill, named_rng(config.run.seed, "memory", design_id)
         )
-        shown = excerpt(document, config.designer.document_words)
-        request = designer.Request(
-            design_id,
-            cycle,
-            skill,
-            config.designer.difficulty,
-            document.document_id,
-            shown,
-            stage.corpus.rare_terms(shown)[: designer.MAX_TERMS],
-            tuple(records),
-        )
-        requests.append(_fit(stage, request))
-    return requests
+        material = replace(material, memory=tuple(records))
+        document_id, material = _grounded(stage, material)
+        material = fitted(config, stage.chat, material)
+        asked.append(designer.Request(design_id, cycle, document_id, material))
+    return asked
 
 
-def _fit(stage: Stage, request: designer.Request) -> designer.Request:
-    """Shorten the excerpt until prompt and completion fit the context: a user's corpus may hold
-    very long words.
+def _design_id(cycle: int, slot: int, attempt_index: int) -> str:
+    return f"c{cycle:04d}_d{slot:03d}" + (f"_a{attempt_index}" if attempt_index else "")
+
+
+def taken(stage: Stage, cycle: int, slots: Sequence[int], attempt_index: int) -> list[list[Design]]:
+    """The next programs of the supply, one for each slot. A program that comes again in a later
+    cycle is no duplicate: what may come twice was decided by whoever made the folder.
     """
+    assert stage.supply is not None
+    trying = [
+        _taken(stage, cycle, _design_id(cycle, slot, attempt_index), supplied)
+        for slot, supplied in zip(slots, stage.supply.draw(cycle, len(slots)), strict=True)
+    ]
+    return [[design] for design in stage.runner.run(stage.engine.gather(trying))]
+
+
+async def _taken(stage: Stage, cycle: int, design_id: str, supplied: Supplied) -> Design:
+    """One program of the supply, admitted like a written one if the settings say so, and hinted."""
+    config, source = stage.config, supplied.source
+    verdict = Verdict(True)
+    if config.designer.source == "folder" and config.designer.gates != "none":
+        how = tried(config, design_id)
+        verdict = await (
+            admit(stage.pool, source.program, **how, known={}, duplicate_similarity=math.inf)
+            if config.designer.gates == "all"
+            else admit_public(stage.pool, source.program, seeds=how["solution_seeds"])
+        )
+    draft = Design(
+        design_id=design_id,
+        cycle=cycle,
+        skill=source.skill,
+        difficulty=source.difficulty,
+        document_id=source.document_id,
+        completion=source.program,
+        trajectory=Trajectory.empty(),
+        verdict=verdict,
+        source=source,
+    )
+    if not verdict.admitted:
+        return draft
+    return await hinting.hinted(stage, draft, source, supplied.hint)
+
+
+def _grounded(stage: Stage, material: prompts.Material) -> tuple[str, prompts.Material]:
+    """Draw the document of a design, where the settings give it one, and its rare words."""
     config = stage.config
-    chat = stage.chat.with_thinking(config.designer.thinking)
+    if config.designer.prompt in UNGROUNDED_PROMPTS:
+        return "", material
+    document = stage.corpus.next(material.skill)
+    if document is None:  # the corpus is off
+        return "", material
+    shown = excerpt(document, config.designer.document_words)
+    if config.corpus.max_tokens:
+        shown = cut_tokens(shown, config.corpus.max_tokens, stage.chat.tokenizer)
+    terms = stage.corpus.rare_terms(shown)[: designer.MAX_TERMS]
+    return document.document_id, replace(material, document=shown, terms=terms)
+
+
+def _drawn(config: Config, skill: str, design_id: str) -> prompts.Material:
+    """What the run's settings and the design's name decide."""
+    settings = config.designer
+    rng = named_rng(config.run.seed, "order", design_id)
+    material = prompts.Material(
+        kind=settings.prompt,
+        skill=skill,
+        difficulty=settings.difficulty,
+        max_turns=config.agent.max_turns,
+        ideas=skills.ideas(skill, NUM_IDEAS.get(settings.prompt, 0), rng),
+        asks_hint=config.reward.needs_regret and config.hint.source == "designer",
+    )
+    if settings.prompt not in TOOL_PROMPTS:
+        return material
+    variants, odds = zip(*VARIANTS, strict=True)
+    return replace(material, domain=rng.choice(DOMAINS), variant=rng.choices(variants, odds)[0])
+
+
+def fitted(config: Config, chat: Chat, material: prompts.Material) -> prompts.Material:
+    """Shorten document, then memory, until prompt and completion fit the context: a user's corpus
+    may hold very long words.
+
+    Raises:
+        ConfigError: the prompt has no room even without both.
+    """
+    chat = chat.with_thinking(config.designer.thinking)
     room = config.engine.context_tokens - config.designer.max_tokens - 1
     while True:
-        prompt = prompts.designer(
-            request.skill, request.difficulty, request.excerpt, request.terms, request.memory
-        )
-        size = len(chat.open(prompt))
+        prompt = prompts.designer(material, config.hint.max_words)
+        size = len(designer.opening(chat, prompt))
         if size <= room:
-            return request
-        if request.excerpt:
-            request = replace(request, excerpt=request.excerpt[: len(request.excerpt) // 2])
-        elif request.memory:
-            request = replace(request, memory=request.memory[1:])
+            return material
+        if material.document:
+            shorter = material.document[: len(material.document) // 2]
+            material = replace(material, document=shorter)
+        elif material.memory:
+            material = replace(material, memory=material.memory[1:])
         else:
             raise ConfigError(
                 f"the designer's prompt takes {size} tokens without document and memory, but "
@@ -76,98 +188,120 @@ def _fit(stage: Stage, request: designer.Request) -> designer.Request:
             )
 
 
-async def attempt(stage: Stage, request: designer.Request) -> Design:
-    """One design from prompt to hint. The order is: admit the program, write the hint, admit it,
-    rewrite, refuse.
+def check(config: Config, chat: Chat) -> None:
+    """Refuse a context that is smaller than a designer's prompt before anything is computed.
+
+    Raises:
+        ConfigError: the prompt of some skill has no room.
     """
-    config, seed = stage.config, stage.config.run.seed
-    key = episode_key(seed, f"design/{request.design_id}")
-    text, trajectory, source = await designer.write(
-        stage.engine, stage.chat, config.designer, request, key
+    for skill in config.designer.skills if config.designer.source == "policy" else ():
+        material = _drawn(config, skill, "check")
+        longest = max(VARIANT_TEXT, key=lambda variant: len(VARIANT_TEXT[variant]))
+        ideas = sorted(skills.CATALOGUE[skill].examples, key=len)[-len(material.ideas) :]
+        material = replace(
+            material,
+            ideas=tuple(ideas) if material.ideas else (),
+            domain=max(DOMAINS, key=len) if material.domain else "",
+            variant=longest,
+        )
+        fitted(config, chat, material)
+
+
+async def attempt(stage: Stage, request: designer.Request) -> list[Design]:
+    """One attempt: the first answer, and one for each refusal that the designer may mend."""
+    config = stage.config
+    talk = designer.Conversation(
+        stage.engine,
+        stage.chat,
+        config.designer,
+        config.engine.context_tokens,
+        prompts.designer(request.material, config.hint.max_words),
+        episode_key(config.run.seed, f"design/{request.design_id}"),
     )
+    designs: list[Design] = []
+    for turn in range(config.designer.repair_turns + 1):
+        design = await _judged(stage, request, turn, await talk.answer())
+        designs.append(design)
+        verdict = design.verdict
+        others_fault = verdict.gate == Gate.INFRASTRUCTURE or (
+            verdict.gate in HINT_GATES and config.hint.source == "policy"
+        )
+        if verdict.admitted or others_fault or turn == config.designer.repair_turns:
+            break
+        message = prompts.refusal(verdict.gate, verdict.reason, request.material.asks_hint)
+        if not talk.refuse(message):
+            break
+    return designs
+
+
+async def _judged(
+    stage: Stage, request: designer.Request, turn: int, answer: designer.Answer
+) -> Design:
+    """One answer from its program to its hint. The order is: admit the program, let the judge read
+    it, write the hint, admit it, rewrite, refuse.
+    """
+    config, material = stage.config, request.material
+    design_id = f"{request.design_id}_r{turn}" if turn else request.design_id
     draft = Design(
-        design_id=request.design_id,
+        design_id=design_id,
         cycle=request.cycle,
-        skill=request.skill,
-        difficulty=request.difficulty,
+        skill=material.skill,
+        difficulty=material.difficulty,
         document_id=request.document_id,
-        completion=text,
-        trajectory=trajectory,
-        verdict=_at_gate(Gate.FENCE, "no complete ```python block in the completion"),
-        source=source,
+        completion=answer.text,
+        trajectory=answer.trajectory,
+        verdict=at_gate(Gate.FENCE, "no complete ```python block in the completion"),
+        source=None,
+        turn=turn,
     )
-    if source is None:
+    if answer.program is None:
         return draft
+    source = EnvironmentSource(
+        answer.program, material.skill, material.difficulty, request.document_id
+    )
+    known = {r.environment_id: r.program for r in stage.curriculum.memory.records}
+    if material.kind in prompts.WORKED:
+        known["of the prompt"] = prompts.WORKED[material.kind]
     verdict = await admit(
         stage.pool,
         source.program,
-        **_how(config, request.design_id),
-        known={record.environment_id: record.program for record in stage.curriculum.memory.records},
-        duplicate_similarity=config.envs.duplicate_similarity,
+        **tried(config, design_id),
+        known=known,
+        duplicate_similarity=config.envs.duplicate_similarity
+        if config.diversity.duplicates == "refuse"
+        else math.inf,
     )
-    if not verdict.admitted:
-        return replace(draft, verdict=verdict)
-    return await _hint(stage, replace(draft, verdict=verdict), source.program)
-
-
-def _how(config: Config, design_id: str) -> dict[str, Any]:
-    """How a design and its hint are tried."""
-    seed, envs = config.run.seed, config.envs
-    return {
-        "solution_seeds": [
-            named_seed(seed, "solve", design_id, i) for i in range(envs.admit_seeds)
-        ],
-        "probe_seeds": [named_seed(seed, "probe", design_id, i) for i in range(envs.probe_seeds)],
-        "max_probe_win_frac": envs.max_probe_win_frac,
-        "max_turns": config.agent.max_turns,
-        "rng_seed": named_seed(seed, "player", design_id),
-    }
-
-
-async def _hint(stage: Stage, draft: Design, program: str) -> Design:
-    """Write the hint of an admitted program, rewrite it once if refused, then refuse the design."""
-    config, how = stage.config, _how(stage.config, draft.design_id)
-    completion, refusal = None, _at_gate(Gate.HINT, "no hint was asked for")
-    for attempt in range(config.hint.attempts):
-        key = episode_key(config.run.seed, f"hint/{draft.design_id}/{attempt}")
-        try:
-            completion, hint = await hints.write(
-                stage.engine, stage.chat, config.hint, program, key
-            )
-        except SamplerError as error:  # a program that fills the context leaves a hint no room
-            return _join(draft, _at_gate(Gate.HINT, str(error)))
-        refusal = await admit_hint(
-            stage.pool, program, hint, **how, max_words=config.hint.max_words
+    draft = replace(draft, source=source, verdict=verdict)
+    if verdict.admitted and config.designer.judge:
+        key = episode_key(config.run.seed, f"judge/{design_id}")
+        opinion, tokens = await judge.judge(
+            stage.engine, stage.chat, config.designer, source.program, key
         )
-        if refusal.admitted:
-            return replace(_join(draft, refusal), hint=hint, hint_completion=completion)
-    return replace(_join(draft, refusal), hint_completion=completion)
+        draft = replace(joined(draft, opinion), judge_tokens=tokens)
+    if not draft.verdict.admitted:
+        return draft
+    return await hinting.hinted(stage, draft, source, answer.hint)
 
 
-def _at_gate(gate: Gate, reason: str) -> Verdict:
-    """The verdict of a design that one gate refused."""
-    return Verdict(False, gate, reason, gates={gate: GateResult.REFUSED})
+def refuse_duplicates(
+    stage: Stage, designs: Sequence[Design], known: dict[str, str]
+) -> list[Design]:
+    """Measure how near each admitted design is to the memory and to earlier ones of its cycle, and
+    refuse near-duplicates if the settings say so.
 
-
-def _join(draft: Design, later: Verdict) -> Design:
-    """The design with the verdict of later gates; what the earlier ones found stays."""
-    earlier = draft.verdict
-    measures: Measures = {**earlier.measures, **later.measures}
-    verdict = replace(later, measures=measures, gates=earlier.gates | later.gates)
-    return replace(draft, verdict=verdict)
-
-
-def refuse_duplicates(stage: Stage, designs: Sequence[Design]) -> list[Design]:
-    """Refuse a near-duplicate of an earlier design of this cycle; admission has seen to memory."""
-    threshold = stage.config.envs.duplicate_similarity
-    known: dict[str, str] = {}
+    `known` holds the programs to compare with, and takes the new ones in.
+    """
+    likeness = Likeness.of(stage.config)
     judged = []
     for design in designs:
         if design.verdict.admitted and design.source is not None:
-            _, reason = near_duplicate(design.source.program, known, threshold)
-            if reason:
-                design = _join(design, _at_gate(Gate.DUPLICATE, reason))
+            near = likeness.nearest(design.source.program, known)
+            measures: Measures = {"similarity": near.program, "rules_similarity": near.rules}
+            if near.reason and stage.config.diversity.duplicates == "refuse":
+                verdict = at_gate(Gate.DUPLICATE, near.reason)
             else:
+                verdict = replace(design.verdict, gates={})
                 known[design.source.environment_id] = design.source.program
+            design = joined(design, replace(verdict, measures=measures))
         judged.append(design)
     return judged

@@ -4,17 +4,19 @@ no entry.
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 
 from spade_jax.config import Config
-from spade_jax.curriculum import learnable_share
+from spade_jax.curriculum import Difficulties, banded
 from spade_jax.envs.pool_stats import PoolStats
+from spade_jax.roles.diversity import embedder
 from spade_jax.rollout.stats import EngineStats
 from spade_jax.scoring import Scored
 from spade_jax.stage import Stage
-from spade_jax.telemetry.metrics import STEP_PERCENTILES, mean
-from spade_jax.types import Arm, Design, Episode, Gate
+from spade_jax.telemetry.metrics import STEP_PERCENTILES, mean, skill_metric
+from spade_jax.types import Arm, Design, Episode, Gate, GateResult
 
 Metrics = dict[str, int | float]
 
@@ -23,15 +25,35 @@ def all_of(
     stage: Stage, attempts: Sequence[Design], played: Sequence[Episode], scored: Scored
 ) -> Metrics:
     """Everything self-play measured in a step; update and services report for themselves."""
-    return designs(attempts) | episodes(played) | scores(stage, scored)
+    return {
+        **designs(attempts),
+        **(variety(stage) if attempts else {}),
+        **episodes(played),
+        **scores(stage, scored),
+        **difficulties(stage.curriculum.difficulties),
+        **skills(stage, played, scored),
+    }
 
 
 def designs(attempts: Sequence[Design]) -> Metrics:
-    """How many designs were written and admitted, and the share that each gate refused; counts of
-    gates that refused none are left out.
+    """How many designs were written and admitted, the share that each gate refused, and what the
+    first answers are worth before any repair; counts of gates that refused none are left out.
     """
     if not attempts:
         return {}
+    # what our own side broke off says nothing of the design, nor does what was not written here
+    judged = [
+        design
+        for design in attempts
+        if design.verdict.gate != Gate.INFRASTRUCTURE and design.trajectory.loss_mask.size
+    ]
+    first = [design for design in judged if design.turn == 0]
+    repairs = [design for design in judged if design.turn > 0]
+    tokens = {"design": 0, "repair": 0, "hint": 0, "judge": 0}
+    for design in attempts:
+        tokens["repair" if design.turn else "design"] += int(design.trajectory.loss_mask.sum())
+        tokens["hint"] += design.hint_tokens
+        tokens["judge"] += design.judge_tokens
     admitted = sum(design.verdict.admitted for design in attempts)
     refused = Counter(design.verdict.gate for design in attempts if not design.verdict.admitted)
     return {
@@ -40,7 +62,81 @@ def designs(attempts: Sequence[Design]) -> Metrics:
         "designer/admitted_frac": admitted / len(attempts),
         **{f"designer/refused_{gate}_count": count for gate, count in refused.items()},
         **{f"designer/refused_{gate}_frac": refused[gate] / len(attempts) for gate in Gate},
+        **mean("designer/raw_valid_frac", [_passed(design, Gate.SCHEMA) for design in first]),
+        **mean("designer/raw_solved_frac", [_passed(design, Gate.SOLUTION) for design in first]),
+        **mean("designer/raw_admissible_frac", [_passed(design, Gate.RANDOM) for design in first]),
+        **mean("designer/repair_admitted_frac", [float(d.verdict.admitted) for d in repairs]),
+        "designer/braces_repaired_count": sum(
+            design.source is not None and design.source.program not in design.completion
+            for design in attempts
+        ),
+        **{f"sampler/{purpose}_tokens_count": count for purpose, count in tokens.items()},
+        **mean("designer/novelty_program_mean", _novelty(attempts, "similarity")),
+        **mean("designer/novelty_rules_mean", _novelty(attempts, "rules_similarity")),
     }
+
+
+def _passed(design: Design, gate: Gate) -> float:
+    return float(design.verdict.gates.get(gate) == GateResult.PASSED)
+
+
+def _novelty(
+    attempts: Sequence[Design], measure: Literal["similarity", "rules_similarity"]
+) -> list[float]:
+    found = (design.verdict.measures.get(measure) for design in attempts)
+    return [1 - similarity for similarity in found if similarity is not None]
+
+
+def variety(stage: Stage) -> Metrics:
+    """How varied the newest programs are, as of the last cycle of designs."""
+    window = stage.curriculum.window
+    last = max((each.cycle for each in window.written), default=None)
+    repeats = [float(each.repeats) for each in window.written if each.cycle == last]
+    metrics: Metrics = mean("diversity/near_duplicate_frac", repeats)
+    if window.written:
+        metrics["diversity/repeat_run_max"] = max(each.run for each in window.written)
+    if found := window.vendi(embedder(stage.config.diversity)):
+        count = metrics["diversity/window_count"] = len(window.admitted)
+        for name, score in zip(("rules", "program"), found, strict=True):
+            metrics[f"diversity/vendi_{name}"] = score
+            metrics[f"diversity/vendi_{name}_frac"] = score / count
+    return metrics
+
+
+def difficulties(steps: Sequence[Difficulties]) -> Metrics:
+    """Shares of what the last steps had room for; what was not filled is in none but its own."""
+    total = sum(step.capacity for step in steps)
+    if not total:
+        return {}
+    counts = {
+        name: sum(getattr(step, name) for step in steps) for name in ("learnable", "easy", "hard")
+    }
+    counts["unfilled"] = total - sum(counts.values())
+    shares = {f"curriculum/{name}_frac": count / total for name, count in counts.items()}
+    return {**shares, **{f"{name}_count": total for name in shares}}
+
+
+def skills(stage: Stage, played: Sequence[Episode], scored: Scored) -> Metrics:
+    """Each skill by itself: plays without the hint, what its designs showed and earned that came
+    due, and its trackers.
+    """
+    curriculum, judged = stage.curriculum, scored.judged
+    of = {each.environment_id: each.source.skill for each in curriculum.environments}
+    unhinted = [each for each in played if each.arm is Arm.UNHINTED and not each.outcome.void]
+    metrics: Metrics = {}
+    for skill in sorted({*of.values(), *judged.rewards_by_skill, *curriculum.trackers}):
+        mine = [each for each in unhinted if of.get(each.environment_id) == skill]
+        regrets = [item.regret for item in judged.assessments if item.skill == skill]
+        regret_means = [None if regret is None else regret.mean for regret in regrets]
+        rewards = judged.rewards_by_skill.get(skill, [])
+        metrics |= mean(skill_metric(skill, "win_frac"), [float(each.win) for each in mine])
+        metrics |= mean(skill_metric(skill, "return_mean"), [each.episode_return for each in mine])
+        metrics |= mean(skill_metric(skill, "regret_mean"), regret_means)
+        metrics |= mean(skill_metric(skill, "reward_mean"), rewards)
+        if tracker := curriculum.trackers.get(skill):
+            metrics[skill_metric(skill, "tracker_fast")] = tracker.fast
+            metrics[skill_metric(skill, "tracker_slow")] = tracker.slow
+    return metrics
 
 
 def episodes(played: Sequence[Episode]) -> Metrics:
@@ -55,6 +151,10 @@ def episodes(played: Sequence[Episode]) -> Metrics:
         if episode.trajectory is not None and episode.turns
     ]
     outcomes = Counter(episode.outcome for episode in played)
+    tokens = Counter[str]()
+    for episode in played:
+        if episode.trajectory is not None:
+            tokens[episode.arm] += int(episode.trajectory.loss_mask.sum())
     return {
         **mean("agent/return_mean", [episode.episode_return for episode in scored]),
         **mean("agent/win_frac", [float(episode.win) for episode in scored]),
@@ -64,13 +164,14 @@ def episodes(played: Sequence[Episode]) -> Metrics:
         **mean("agent/completion_tokens_mean", completions),
         **mean("sandbox/void_frac", [float(episode.outcome.void) for episode in played]),
         **{f"agent/outcome_{outcome}_count": count for outcome, count in outcomes.items()},
+        **{f"sampler/{arm}_tokens_count": count for arm, count in tokens.items()},
     }
 
 
 def scores(stage: Stage, scored: Scored) -> Metrics:
     """What the designer groups that came due showed and earned, and contrast among the agent's."""
     found = scored.judged.assessments
-    share = learnable_share(scored.win_rates)
+    bands = zip(("learnable", "easy", "hard"), banded(scored.win_rates), strict=True)
     flat = [1.0] * scored.zero_variance_groups + [0.0] * (
         scored.agent_groups - scored.zero_variance_groups
     )
@@ -91,14 +192,14 @@ def scores(stage: Stage, scored: Scored) -> Metrics:
         **mean("designer/learning_potential_mean", [item.potential for item in found]),
         **mean("designer/tracker_gap_mean", scored.judged.tracker_gaps),
         **({} if scored.scale is None else {"designer/scale": scored.scale}),
-        **(
-            {}
-            if share is None
-            else {
-                "designer/learnable_frac": share,
-                "designer/learnable_frac_count": len(scored.win_rates),
-            }
-        ),
+        **{
+            name: value
+            for band, number in bands
+            for name, value in mean(
+                f"designer/{band}_frac",
+                [1.0] * number + [0.0] * (len(scored.win_rates) - number),
+            ).items()
+        },
         "designer/pending_count": len(stage.curriculum.pending),
         "memory/size_count": len(stage.curriculum.memory.records),
     }

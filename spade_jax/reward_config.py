@@ -65,6 +65,9 @@ class RewardConfig(Section):
     agent_group: Literal["environment_seed", "environment"] = "environment_seed"
     agent_norm: Literal["mean", "mean_std", "rloo"] = "mean_std"  # normalisation in such a group
     designer_norm: Literal["mean", "mean_std", "rloo"] = "mean_std"  # normalisation within a skill
+    # episodes cut by a limit count in their group's mean, but are not trained on (the reference's
+    # compact filter, in its tool recipes)
+    compact_filter: bool = False
     # how the roles are balanced: by learner.designer_weight on the mean of each role's loss, or
     # as in the reference by the number of trajectories and a factor of up to 50 on the designer's
     designer_scale: Literal["role_weight", "reference"] = "role_weight"

@@ -1,9 +1,9 @@
-"""The sections of the configuration on the two roles: `designer`, `hint` and `agent`, and what the
-designer reads, `corpus` and `memory`.
+"""The sections of the configuration on the two roles: `designer`, `hint` and `agent`, what the
+designer reads, `corpus` and `memory`, and how alike its programs may be, `diversity`.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from spade_jax.settings import Section, require
 
@@ -17,7 +17,39 @@ SKILLS = (
 )
 """The six skills of the paper's games setting, in its order."""
 
+GAME_SKILLS = (*SKILLS, "Strategic Planning", "Memory Recall", "Language Understanding")
+"""Every skill of games."""
+
+TOOL_SKILLS = (
+    "API Orchestration",
+    "Data Retrieval",
+    "State Modification",
+    "Error Recovery",
+    "Tool Selection",
+    "Multi-Step Workflows",
+)
+"""The skills of the tool-use setting."""
+
 Difficulty = Literal["easy", "medium", "hard"]
+
+DesignPrompt = Literal[
+    "compact",
+    "corpus",
+    "multi_turn",
+    "single_answer",
+    "compact_tools",
+    "tools",
+    "tools_single",
+]
+
+COMPACT_PROMPTS = frozenset({"compact", "compact_tools"})
+"""The prompts of a few lines."""
+
+TOOL_PROMPTS = frozenset({"compact_tools", "tools", "tools_single"})
+"""The prompts that ask for tool tasks."""
+
+UNGROUNDED_PROMPTS = frozenset({"multi_turn", "single_answer"})
+"""The prompts without a document."""
 
 
 def _require_budget(section: str, thinking: bool, tokens: int) -> None:
@@ -42,7 +74,13 @@ def _require_sampling(section: str, values: Any) -> None:
 class DesignerConfig(Section):
     """How environments are written."""
 
-    designs: int = 12  # attempts per cycle, spread evenly over the active skills
+    # For games: compact (a few lines, which the shipped weights know), corpus (of many turns, out
+    # of a document), multi_turn (without one), single_answer (a puzzle, without one). For tool
+    # use: compact_tools, tools (a row of messages), tools_single (one task)
+    prompt: DesignPrompt = "compact"
+    designs: int = 12  # environments asked for per cycle, spread evenly over the active skills
+    attempts: int = 1  # most designs written for each of them, until one is admitted
+    repair_turns: int = 0  # answers to a refusal, in the same conversation, before an attempt ends
     skills: tuple[str, ...] = SKILLS  # the skills in rotation
     skills_per_cycle: int = 3  # skills active in one cycle
     difficulty: Difficulty = "easy"  # the word that conditions the design
@@ -53,26 +91,59 @@ class DesignerConfig(Section):
     min_p: float = 0.0  # tokens this likely are kept, as a share of the likeliest; 0: all
     max_tokens: int = 640  # longest completion
     delay_steps: int = 3  # steps a designer group waits for more plays before it is trained on
+    train: bool = True  # off: designs are measured, but the policy learns nothing from them
+    # who writes designs, hints and opinions: the policy as it is, or a frozen copy of the weights
+    # the run started from, kept in learner.reference_memory; the sampler is loaded twice a cycle
+    policy: Literal["current", "initial"] = "current"
+    # where programs come from: the designer, a folder of them, or the problems of the package rlve;
+    # each is drawn once before any is drawn again
+    source: Literal["policy", "folder", "rlve"] = "policy"
+    # source=folder: .py files, such as the folder `environments` of a run, or a pool with a
+    # manifest, as the SPADE project releases them
+    folder: str = ""
+    # source=folder: the tests before a program is played. Those of written programs; those that an
+    # environment made elsewhere can pass, of loading, keeping the contract and repeating itself;
+    # or none
+    gates: Literal["all", "public", "none"] = "all"
+    problems: tuple[str, ...] = ()  # source=rlve: their names; none: all problems of the package
+    # source=rlve: each problem is drawn at a difficulty between its bounds. Plays at the upper one
+    # are counted up to window_plays, and if this share of them won, it rises by 1; the lower one
+    # follows so that there are at most window_width
+    window_win_frac: float = 0.9
+    window_plays: int = 128
+    window_width: int = 4
     thinking: bool = False  # think first, where the chat template can
     thinking_tokens: int = 0  # tokens after which a thinking block is closed; 0: no budget
+    # the policy reads each program that passed the tests, and refuses what it finds unsolvable
+    judge: bool = False
+    judge_temperature: float = 0.3  # its sampling temperature
+    judge_max_tokens: int = 1024  # its longest completion
 
     def __post_init__(self) -> None:
-        unknown = [skill for skill in self.skills if skill not in SKILLS]
+        require(
+            self.prompt in get_args(DesignPrompt),
+            "designer.prompt",
+            self.prompt,
+            f"one of {', '.join(get_args(DesignPrompt))}",
+        )
+        known = TOOL_SKILLS if self.prompt in TOOL_PROMPTS else GAME_SKILLS
+        unknown = [skill for skill in self.skills if skill not in known]
         require(
             not unknown and bool(self.skills),
             "designer.skills",
+            unknown or self.skills,
+            f"skills of designer.prompt={self.prompt}: {', '.join(known)}",
+        )
+        require(
+            len(set(self.skills)) == len(self.skills),
+            "designer.skills",
             self.skills,
-            f"names out of {SKILLS}",
+            "each skill once",
         )
+        for name in ("skills_per_cycle", "designs", "attempts", "max_tokens", "judge_max_tokens"):
+            require(getattr(self, name) >= 1, f"designer.{name}", getattr(self, name), "at least 1")
         require(
-            self.skills_per_cycle >= 1,
-            "designer.skills_per_cycle",
-            self.skills_per_cycle,
-            "at least 1",
-        )
-        require(self.designs >= 1, "designer.designs", self.designs, "at least 1")
-        require(
-            self.difficulty in ("easy", "medium", "hard"),
+            self.difficulty in get_args(Difficulty),
             "designer.difficulty",
             self.difficulty,
             "easy, medium or hard",
@@ -80,16 +151,66 @@ class DesignerConfig(Section):
         require(
             self.document_words >= 8, "designer.document_words", self.document_words, "at least 8"
         )
+        for name in ("judge_temperature", "delay_steps", "repair_turns"):
+            require(getattr(self, name) >= 0, f"designer.{name}", getattr(self, name), "0 or more")
         _require_sampling("designer", self)
-        require(self.max_tokens >= 1, "designer.max_tokens", self.max_tokens, "at least 1")
-        require(self.delay_steps >= 0, "designer.delay_steps", self.delay_steps, "0 or more")
         _require_budget("designer", self.thinking, self.thinking_tokens)
+        self._require_source()
+
+    def _require_source(self) -> None:
+        """What is not written here, or not by the policy as it is, cannot be trained on."""
+        written = self.source == "policy"
+        expected = "off with designer.source other than policy: nothing of them was sampled here"
+        require(written or not self.train, "designer.train", self.train, expected)
+        require(written or not self.judge, "designer.judge", self.judge, expected)
+        require(
+            self.policy == "current" or not self.train,
+            "designer.train",
+            self.train,
+            "off with designer.policy=initial: what others wrote does not teach the policy",
+        )
+        require(
+            self.policy == "current" or written,
+            "designer.policy",
+            self.policy,
+            f"current with designer.source={self.source}",
+        )
+        for name, value, source in (
+            ("folder", bool(self.folder), "folder"),
+            ("gates", self.gates != "all", "folder"),
+            ("problems", bool(self.problems), "rlve"),
+        ):
+            shown = getattr(self, name)
+            expected = f"to be set with designer.source={source} alone"
+            require(not value or self.source == source, f"designer.{name}", shown, expected)
+        require(
+            self.source != "folder" or bool(self.folder),
+            "designer.folder",
+            self.folder,
+            "the folder of designer.source=folder",
+        )
+        require(
+            len(set(self.problems)) == len(self.problems),
+            "designer.problems",
+            self.problems,
+            "each problem once",
+        )
+        require(
+            0 < self.window_win_frac <= 1,
+            "designer.window_win_frac",
+            self.window_win_frac,
+            "above 0, at most 1",
+        )
+        for name in ("window_plays", "window_width"):
+            require(getattr(self, name) >= 1, f"designer.{name}", getattr(self, name), "at least 1")
 
 
 @dataclass(frozen=True)
 class HintConfig(Section):
     """How hints are written and refused. Hints are measured, not trained."""
 
+    source: Literal["policy", "designer"] = "policy"  # who: a call of its own, or the design's
+    scope: Literal["program", "seed"] = "program"  # for all instances, or for each one played
     temperature: float = 0.3  # sampling temperature
     top_p: float = 1.0  # the likeliest tokens that make up this share are kept; 1: all
     top_k: int = 0  # so many of the likeliest tokens are kept; 0: all
@@ -101,6 +222,16 @@ class HintConfig(Section):
     thinking_tokens: int = 0  # tokens after which a thinking block is closed; 0: no budget
 
     def __post_init__(self) -> None:
+        require(
+            self.source in ("policy", "designer"), "hint.source", self.source, "policy or designer"
+        )
+        require(self.scope in ("program", "seed"), "hint.scope", self.scope, "program or seed")
+        require(
+            self.source == "policy" or self.scope == "program",
+            "hint.scope",
+            self.scope,
+            "program with hint.source=designer, which does not know the seeds",
+        )
         _require_sampling("hint", self)
         require(self.max_tokens >= 1, "hint.max_tokens", self.max_tokens, "at least 1")
         require(self.max_words >= 1, "hint.max_words", self.max_words, "at least 1")
@@ -123,6 +254,8 @@ class AgentConfig(Section):
     max_observation_tokens: int = 200  # a longer observation ends the episode as TOKEN_LIMIT
     thinking: bool = False  # think before each action, where the chat template can
     thinking_tokens: int = 0  # tokens after which a thinking block is closed; 0: no budget
+    # tool tasks: no loss on a completion that tried to call tools, if none of its calls can be read
+    mask_malformed_calls: bool = False
 
     def __post_init__(self) -> None:
         _require_sampling("agent", self)
@@ -141,6 +274,7 @@ class AgentConfig(Section):
 class CorpusConfig(Section):
     """Where documents come from."""
 
+    enabled: bool = True  # off: designs are grounded in no document
     # a JSONL file with "orig_doc" or "text"; empty: docstrings of installed packages
     path: str = ""
     # packages whose docstrings make the embedded corpus
@@ -148,8 +282,17 @@ class CorpusConfig(Section):
     cache_dir: str = "~/.cache/spade_jax/corpus"  # where the embedded corpus is prepared
     min_words: int = 60  # shorter documents are dropped
     max_words: int = 6000  # longer documents are cut here
+    # tokens of a document that the designer is shown at most, after the cut by
+    # designer.document_words; 0: words alone decide
+    max_tokens: int = 0
+    # whether a skill draws from all documents or, in an order of its own, from those whose line
+    # names it under "skill" or names none
+    sampling: Literal["uniform", "per_skill"] = "uniform"
+    # epoch: no document twice before all were drawn; independent: by chance (the reference)
+    draws: Literal["epoch", "independent"] = "epoch"
 
     def __post_init__(self) -> None:
+        require(self.max_tokens >= 0, "corpus.max_tokens", self.max_tokens, "0 or more")
         require(
             bool(self.path) or bool(self.packages),
             "corpus.packages",
@@ -169,6 +312,9 @@ class MemoryConfig(Section):
     """The record of earlier environments that the designer is shown."""
 
     size: int = 200  # records kept, oldest out first; 0 turns memory off
+    # what is shown of a record: one line; some lines on how it reads and what it is made of; or, of
+    # a learnable one, the whole program
+    shows: Literal["line", "summary", "program"] = "line"
     positives: int = 2  # learnable records shown
     negatives: int = 1  # too easy or too hard records shown
     win_low: float = 0.15  # win rate from which a record counts as learnable
@@ -183,3 +329,29 @@ class MemoryConfig(Section):
             (self.win_low, self.win_high),
             "0 <= win_low <= win_high <= 1",
         )
+
+
+@dataclass(frozen=True)
+class DiversityConfig(Section):
+    """How the likeness of programs is measured, and what becomes of near-duplicates."""
+
+    # a near-duplicate of one that the memory holds, or of an earlier design of its cycle, is
+    # refused; played, its design earning reward.duplicate_reward less; or taken as any other
+    duplicates: Literal["refuse", "penalise", "allow"] = "refuse"
+    # cosine of the texts that two programs show from which they are near-duplicates; that of their
+    # code is envs.duplicate_similarity. Other words in one pattern reach 0.94
+    rules_similarity: float = 0.98
+    window: int = 100  # newest programs that the variety is measured on
+    # what texts are compared by: hashed character n-grams, or the package sentence-transformers
+    embedding: Literal["ngrams", "sentence"] = "ngrams"
+    encoder: str = "all-MiniLM-L6-v2"  # name or folder of the sentence encoder
+
+    def __post_init__(self) -> None:
+        require(
+            0 < self.rules_similarity <= 1,
+            "diversity.rules_similarity",
+            self.rules_similarity,
+            "above 0, at most 1",
+        )
+        require(self.window >= 2, "diversity.window", self.window, "at least 2")
+        require(bool(self.encoder), "diversity.encoder", self.encoder, "a name or a folder")

@@ -42,6 +42,7 @@ class Assessment:
     micro: float | None  # micro learning potential
     potential: float | None  # learning potential of its skill, before the bonus
     reward: float | None  # what its design earns unless it is punished
+    skill: str = ""
 
     @property
     def win_variance(self) -> float | None:
@@ -51,13 +52,19 @@ class Assessment:
 
 @dataclass(frozen=True)
 class Judged:
-    """The designs that came due: groups with contrast, and what was measured on the way."""
+    """The designs that came due: their groups, and what was measured on the way."""
 
+    # those with contrast; all with learner.zero_variance="keep", none with designer.train=False
     groups: list[Group]
-    rewards: list[float]
+    rewards_by_skill: dict[str, list[float]]
     num_punished: int
     assessments: list[Assessment]  # of every environment that came due
     tracker_gaps: list[float]  # of the skills whose trackers moved
+
+    @property
+    def rewards(self) -> list[float]:
+        """What the designs earned that came due."""
+        return [earned for rewards in self.rewards_by_skill.values() for earned in rewards]
 
 
 @dataclass(frozen=True)
@@ -163,13 +170,18 @@ def _positive(value: float | None) -> float | None:
     return None if value is None else max(0.0, value)
 
 
-def agent_groups(reward: RewardConfig, episodes: Sequence[Episode]) -> tuple[list[Group], int]:
-    """Unhinted, scored episodes by instance or by environment; groups without contrast teach
-    nothing and are only counted.
+def agent_groups(
+    reward: RewardConfig, episodes: Sequence[Episode], *, keep_flat: bool = False
+) -> tuple[list[Group], int]:
+    """Unhinted, scored episodes by instance or by environment, and how many groups have no contrast
+    or nothing left to train on. Those without contrast have no advantage to teach, and are left out
+    unless `keep_flat`.
+
+    An episode that may not be trained on keeps its influence on the others' advantages.
     """
     members: dict[str, list[Episode]] = {}
     for episode in episodes:
-        if _trains(episode):
+        if _counts(episode):
             key = episode.environment_id
             if reward.agent_group == "environment_seed":
                 key = f"{key}/{episode.seed}"
@@ -177,19 +189,30 @@ def agent_groups(reward: RewardConfig, episodes: Sequence[Episode]) -> tuple[lis
     groups, zero_variance = [], 0
     for key, group in members.items():
         rewards = np.asarray([episode.episode_return for episode in group], np.float32)
-        if not has_contrast(rewards):
-            zero_variance += 1
-            continue
-        trajectories = tuple(e.trajectory for e in group if e.trajectory is not None)
         advantages = group_advantages(rewards, reward.agent_norm)
-        groups.append(Group(Role.AGENT, key, trajectories, rewards, advantages))
+        kept = [index for index, episode in enumerate(group) if trains(reward, episode)]
+        if not has_contrast(rewards) or not kept:
+            zero_variance += 1
+            if not keep_flat or not kept:
+                continue
+        found = (group[index].trajectory for index in kept)
+        trajectories = tuple(trajectory for trajectory in found if trajectory is not None)
+        groups.append(Group(Role.AGENT, key, trajectories, rewards[kept], advantages[kept]))
     return groups, zero_variance
 
 
-def _trains(episode: Episode) -> bool:
+def _counts(episode: Episode) -> bool:
     return (
         episode.arm is Arm.UNHINTED and not episode.outcome.void and episode.trajectory is not None
     )
+
+
+def trains(reward: RewardConfig, episode: Episode) -> bool:
+    """Whether an episode's own tokens are trained on, if its group has contrast."""
+    if episode.trajectory is None or not _counts(episode):
+        return False
+    filtered = reward.compact_filter and episode.outcome.cut
+    return not filtered and bool(episode.trajectory.loss_mask.any())
 
 
 def judge(config: Config, due: Sequence[Pending], moving: dict[str, Tracker]) -> Judged:
@@ -210,24 +233,31 @@ def judge(config: Config, due: Sequence[Pending], moving: dict[str, Tracker]) ->
             found = None
             if item.source is not None and item.verdict.admitted:
                 tally = pending.tallies[item.source.environment_id]
-                found = assess(config.reward, tally, base.get(item.skill))
+                found = replace(
+                    assess(config.reward, tally, base.get(item.skill)), skill=item.skill
+                )
                 assessments.append(found)
             punished = _penalty(config.reward, pending, item)
-            num_punished += punished is not None
             earned = found.reward if punished is None and found is not None else punished
+            if punished is None and earned is not None and _is_duplicate(config, item):
+                earned = punished = penalty.of_duplicate(earned, _amounts(config.reward))
+            num_punished += punished is not None
             if earned is not None:
                 members.setdefault(f"{pending.cycle}/{item.skill}", []).append((item, earned))
-    groups = []
+    groups, rewards_by_skill = [], {}
     for key, scored in members.items():
-        rewards = np.asarray([earned for _, earned in scored], np.float32)
-        if has_contrast(rewards):
+        earned_here = [earned for _, earned in scored]
+        rewards_by_skill.setdefault(scored[0][0].skill, []).extend(earned_here)
+        rewards = np.asarray(earned_here, np.float32)
+        trained = has_contrast(rewards) or config.learner.zero_variance == "keep"
+        if trained and config.designer.train:
             advantages = group_advantages(rewards, config.reward.designer_norm)
             trajectories = tuple(design.trajectory for design, _ in scored)
             groups.append(Group(Role.DESIGNER, key, trajectories, rewards, advantages))
     rates = {"fast_rate": config.reward.tracker_fast, "slow_rate": config.reward.tracker_slow}
     return Judged(
         groups,
-        [earned for scored in members.values() for _, earned in scored],
+        rewards_by_skill,
         num_punished,
         assessments,
         [trackers.gap(moving[skill], **rates) for skill in sorted(moved)],
@@ -254,14 +284,7 @@ def _move(reward: RewardConfig, pending: Pending, moving: dict[str, Tracker]) ->
 
 def _penalty(reward: RewardConfig, pending: Pending, item: Design) -> float | None:
     """What a design pays for being refused or for breaking in play; None when it pays nothing."""
-    amounts: Mapping[penalty.Kind, float] = {
-        "invalid": reward.invalid_reward,
-        "unsound": reward.unsound_reward,
-        "duplicate": reward.duplicate_reward,
-        "hint": reward.hint_reward,
-        "hang": reward.hang_reward,
-        "fault": reward.fault_reward,
-    }
+    amounts = _amounts(reward)
     if reward.punish == "none":
         return None
     if not item.verdict.admitted or item.source is None:
@@ -270,6 +293,26 @@ def _penalty(reward: RewardConfig, pending: Pending, item: Design) -> float | No
     if reward.punish == "hangs":
         faults = [outcome for outcome in faults if outcome == penalty.HANG]
     return penalty.of_faults(faults, amounts)
+
+
+def _amounts(reward: RewardConfig) -> Mapping[penalty.Kind, float]:
+    return {
+        "invalid": reward.invalid_reward,
+        "unsound": reward.unsound_reward,
+        "duplicate": reward.duplicate_reward,
+        "hint": reward.hint_reward,
+        "hang": reward.hang_reward,
+        "fault": reward.fault_reward,
+    }
+
+
+def _is_duplicate(config: Config, item: Design) -> bool:
+    """Whether a design pays for being a near-duplicate that was played."""
+    measures = item.verdict.measures
+    return config.diversity.duplicates == "penalise" and (
+        measures.get("similarity", 0.0) >= config.envs.duplicate_similarity
+        or measures.get("rules_similarity", 0.0) >= config.diversity.rules_similarity
+    )
 
 
 def balance(
@@ -283,7 +326,8 @@ def balance(
     if config.reward.designer_scale == "role_weight":
         weights = {Role.AGENT: 1.0, Role.DESIGNER: config.learner.designer_weight}
         return agents + judged.groups, weights, None
-    num_agent, num_designer = sum(map(_trains, episodes)), len(judged.rewards)
+    num_agent = sum(map(_counts, episodes))
+    num_designer = len(judged.rewards) if config.designer.train else 0
     scale = reference_scale(num_agent, num_designer, config.run.cycle_steps)
     designs = [replace(group, advantages=group.advantages * scale) for group in judged.groups]
     every = max(1, num_agent + num_designer)

@@ -13,9 +13,10 @@ from spade_jax import designing, scoring
 from spade_jax.config import Config
 from spade_jax.curriculum import Pending, PlayTally
 from spade_jax.roles import agent, memory
-from spade_jax.rollout.keys import episode_key, named_seed
+from spade_jax.roles.diversity import Likeness
+from spade_jax.rollout.keys import episode_key
 from spade_jax.scoring import Scored
-from spade_jax.stage import Stage
+from spade_jax.stage import Stage, instance_seeds
 from spade_jax.types import (
     Arm,
     Design,
@@ -25,20 +26,23 @@ from spade_jax.types import (
 
 
 def design(stage: Stage, step: int) -> list[Design]:
-    """Write, admit and hint one cycle's environments; every attempt is returned and waits to be
+    """Write, admit and hint one cycle's environments; every answer is returned and waits to be
     trained on.
 
     When nothing was admitted, the environments of the cycle before stay in play.
     """
     cycle = step // stage.config.run.cycle_steps
-    requests = designing.requests(stage, cycle)
-    attempts = [designing.attempt(stage, request) for request in requests]
-    designs = designing.refuse_duplicates(stage, stage.runner.run(stage.engine.gather(attempts)))
-    admitted = [
-        Environment(design.source, design.hint, cycle, design.design_id, design.verdict)
+    designs = designing.cycle_designs(stage, cycle)
+    stage.curriculum.window.add(designs, Likeness.of(stage.config), stage.config.diversity.window)
+    found = [
+        Environment(
+            design.source, design.hint, cycle, design.design_id, design.verdict, design.seed_hints
+        )
         for design in designs
         if design.verdict.admitted and design.source is not None and design.hint is not None
     ]
+    # the same program twice, where that is allowed, is one environment
+    admitted = list({environment.environment_id: environment for environment in found}.values())
     if admitted:
         stage.curriculum.environments = admitted
     tallies = {environment.environment_id: PlayTally() for environment in admitted}
@@ -58,12 +62,12 @@ def play(stage: Stage, step: int) -> list[Episode]:
             episode_id=f"s{step:05d}_{environment.environment_id}_{index}_{arm}_{play_index}",
             environment=environment,
             arm=arm,
-            seed=named_seed(config.run.seed, "instance", environment.environment_id, step, index),
+            seed=seed,
             play_index=play_index,
             step=step,
         )
         for environment in stage.curriculum.environments
-        for index in range(config.agent.seeds)
+        for index, seed in enumerate(instance_seeds(config, environment.environment_id, step))
         for arm in arms
         for play_index in range(config.agent.plays)
     ]
@@ -119,6 +123,10 @@ def score(stage: Stage, episodes: Sequence[Episode], step: int, *, flush: bool) 
         for episode in episodes:
             if episode.environment_id in pending.tallies:
                 pending.tallies[episode.environment_id].add(episode, paired=pending.step == step)
+    curriculum.observe(episodes, config.designer.designs)
+    if config.designer.source != "policy":
+        assert stage.supply is not None
+        stage.supply.observe(curriculum.environments, episodes)
     _remember(stage)
     due = [
         pending
@@ -126,15 +134,17 @@ def score(stage: Stage, episodes: Sequence[Episode], step: int, *, flush: bool) 
         if flush or pending.step + config.designer.delay_steps <= step
     ]
     curriculum.pending = [pending for pending in curriculum.pending if pending not in due]
-    agents, zero_variance = scoring.agent_groups(config.reward, episodes)
+    keep_flat = config.learner.zero_variance == "keep"
+    agents, zero_variance = scoring.agent_groups(config.reward, episodes, keep_flat=keep_flat)
     judged = scoring.judge(config, due, curriculum.trackers)
     groups, role_weights, scale = scoring.balance(config, agents, judged, episodes)
-    num_groups = len(agents) + zero_variance
+    num_groups = len(agents) if keep_flat else len(agents) + zero_variance
     return Scored(groups, role_weights, scale, num_groups, zero_variance, judged)
 
 
 def _remember(stage: Stage) -> None:
     """Write or refresh the memory record of every environment that has been played."""
+    likeness = Likeness.of(stage.config)
     for pending in stage.curriculum.pending:
         for item in pending.designs:
             tally = None if item.source is None else pending.tallies.get(item.source.environment_id)
@@ -155,5 +165,6 @@ def _remember(stage: Stage) -> None:
                     None if regret is None else regret.mean,
                     pending.cycle,
                     item.source.program,
-                )
+                ),
+                likeness,
             )

@@ -7,8 +7,10 @@ from spade_jax.config import Config
 from spade_jax.curriculum import Curriculum
 from spade_jax.envs.pool import Pool
 from spade_jax.roles.corpus import Corpus
+from spade_jax.roles.supply import Supply
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.engine import Engine
+from spade_jax.rollout.keys import named_seed
 
 
 @dataclass
@@ -22,3 +24,12 @@ class Stage:
     corpus: Corpus
     curriculum: Curriculum
     runner: asyncio.Runner
+    supply: Supply | None = None  # of programs that the designer does not write
+
+
+def instance_seeds(config: Config, environment_id: str, step: int) -> list[int]:
+    """The instances of an environment that are played in a step."""
+    return [
+        named_seed(config.run.seed, "instance", environment_id, step, index)
+        for index in range(config.agent.seeds)
+    ]

@@ -25,26 +25,30 @@ from models.errors import ModelError
 from models.execution import Execution
 from models.sharding import build_mesh
 from models.tokenizer import Tokenizer, load_tokenizer
+from models.transformer import Params
 from models.weights import load_weights
-from spade_jax import measures, selfplay
+from spade_jax import designing, measures, selfplay
 from spade_jax.config import Config, to_dict
 from spade_jax.curriculum import Curriculum
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
 from spade_jax.envs.tier import UNSAFE
 from spade_jax.errors import CheckpointError, ConfigError
-from spade_jax.learner.batch import make_batch
 from spade_jax.learner.checkpoint import Checkpoints
 from spade_jax.learner.step import Learner, TrainState
+from spade_jax.learner.update import make_batches, update
+from spade_jax.profiling import traced
 from spade_jax.roles.corpus import Corpus
+from spade_jax.roles.diversity import embedder
 from spade_jax.roles.memory import Memory
+from spade_jax.roles.supply import open_supply
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.engine import Engine
 from spade_jax.rollout.stats import EngineStats
 from spade_jax.rollout.templates import choose
 from spade_jax.stage import Stage
 from spade_jax.telemetry.live import LiveView
-from spade_jax.telemetry.sinks import RunFolder, write_atomic
+from spade_jax.telemetry.sinks import RunFolder
 from spade_jax.telemetry.summary import closing, read_metrics, summary
 from spade_jax.telemetry.timing import Phases
 from spade_jax.types import Design, Episode, Group, Role
@@ -53,6 +57,7 @@ logger = logging.getLogger(__name__)
 
 FREE_FIELDS = (
     "run.dir",
+    "run.spool_dir",
     "run.init_from",
     "run.steps",
     "run.checkpoint_steps",
@@ -63,19 +68,31 @@ FREE_FIELDS = (
     "execution.remat",
     "execution.experts",
     "execution.transport",
+    "batch.device_tokens",
+    "learner.head_tokens",
+    "learner.max_skipped",
+    "learner.optimizer_memory",
+    "learner.reference_memory",
     "envs.unsafe_sandbox",
     "corpus.cache_dir",
     "telemetry.live",
+    "telemetry.profile_steps",
 )
 """Settings that may differ on resume, and the section `warmstart`: no step depends on them.
 
 `run.steps` only moves the end, at which designer groups that still wait are trained on. Those of
-`execution` change the order of sums and so the last bits, as another device would.
+`execution`, `batch.device_tokens` and `learner.head_tokens` change the order of sums and so the
+last bits, as another device would. `run.init_from` is not among them where its weights are kept
+frozen (`_needs_start`).
 """
 
 
-def train(config: Config, *, resume: bool = False) -> Path:
-    """Run self-play to the last step and return the run folder."""
+def train(config: Config, *, resume: bool | None = False) -> Path:
+    """Run self-play to the last step and return the run folder, or its spool if it is in a bucket.
+
+    Args:
+        resume: go on with the run in the folder; None: if there is one.
+    """
     with start_run(config, resume=resume) as run:
         for step in run.remaining_steps():
             designs = run.design(step) if step % config.run.cycle_steps == 0 else []
@@ -98,6 +115,9 @@ class Run:
     stage: Stage
     learner: Learner
     state: TrainState
+    # the frozen starting weights, for the KL or as the designer; None: unused, or those that the
+    # state's adapters are added to
+    reference: Params | None
     version: int  # updates behind `state`
     played_version: int  # the version that sampled the step's episodes
     first_step: int
@@ -107,9 +127,11 @@ class Run:
     view: LiveView
     designed: EngineStats = field(default_factory=EngineStats)  # sampling of the step's designs
 
-    def remaining_steps(self) -> range:
-        """Steps not yet in a checkpoint."""
-        return range(self.first_step, self.config.run.steps)
+    def remaining_steps(self) -> Iterator[int]:
+        """Steps not yet in a checkpoint, some of them under the profiler."""
+        count = self.config.telemetry.profile_steps if jax.process_index() == 0 else 0
+        steps = range(self.first_step, self.config.run.steps)
+        return traced(steps, count, self.folder.path / "profile")
 
     def is_last(self, step: int) -> bool:
         """Whether pending designer groups must be flushed."""
@@ -118,7 +140,7 @@ class Run:
     def design(self, step: int) -> list[Design]:
         """Write the next cycle's environments and put every attempt on disk."""
         self.view.status("designing environments")
-        with self.phases("design"):
+        with self.phases("design"), self._designer_loaded():
             designs = selfplay.design(self.stage, step)
         self.designed = self.stage.engine.stats()
         for environment in self.stage.curriculum.environments:
@@ -130,29 +152,37 @@ class Run:
         self.view.status("playing")
         return designs
 
+    @contextlib.contextmanager
+    def _designer_loaded(self) -> Iterator[None]:
+        """Sample with the designer's weights meanwhile: a frozen copy costs one more set of weights
+        where `learner.reference_memory` puts it.
+        """
+        if self.config.designer.policy == "initial":
+            start = self.state.params if self.reference is None else self.reference
+            self.stage.engine.load(self.learner.on_device(start), 0)
+        yield
+        if self.config.designer.policy == "initial":
+            self.stage.engine.load(self.learner.policy(self.state), self.version)
+
     def update(
         self, groups: Sequence[Group], role_weights: Mapping[Role, float]
     ) -> dict[str, float]:
-        """One optimiser update on the groups; none when nothing is to be learnt, and the weights
-        stay as they are.
+        """Update on the groups; not when nothing is to be learnt, and the weights stay as they
+        are.
         """
         self.played_version = self.version
-        if not groups:
-            logger.warning("no group with contrast in this step: the weights stay as they are")
-            # Drops cached keys and values, which a resumed run would not have either.
-            self.stage.engine.load(self.state.params, self.version)
-            return {}
-        batch = make_batch(
-            groups,
-            self.config.batch,
-            role_weights,
-            policy_version=self.version,
-            row_multiple=self.learner.row_multiple,
+        batches = make_batches(
+            self.learner, groups, self.config.batch, role_weights, policy_version=self.version
         )
+        if not batches:
+            logger.warning("nothing to learn from in this step: the weights stay as they are")
+            # Drops cached keys and values, which a resumed run would not have either.
+            self.stage.engine.load(self.learner.policy(self.state), self.version)
+            return {}
         self.stage.engine.release()  # the update donates these arrays
-        self.state, metrics = self.learner.step(self.state, batch)
-        self.version += 1
-        self.stage.engine.load(self.state.params, self.version)
+        self.state, metrics = update(self.learner, self.state, batches, self.reference)
+        self.version = int(self.state.step)
+        self.stage.engine.load(self.learner.policy(self.state), self.version)
         return metrics
 
     def save_episodes(self, step: int, episodes: Sequence[Episode]) -> None:
@@ -170,7 +200,9 @@ class Run:
                 "pool": self.stage.pool.state(),
                 "corpus": self.stage.corpus.state(),
                 "sandbox": self.stage.pool.sandbox.label,
+                "supply": None if self.stage.supply is None else self.stage.supply.state(),
             }
+            self.folder.push()  # before it: the newest checkpoint is never ahead of the rest
             self.checkpoints.save(step, self.state, host)
 
     def log(self, step: int, metrics: dict[str, int | float]) -> None:
@@ -196,7 +228,8 @@ class Run:
         moved = self._moved()
         lines = read_metrics(self.folder.path / "metrics.jsonl")
         self.folder.save_summary(summary(lines, moved))
-        logger.info("%s", closing(lines, moved, self.folder.path))
+        self.folder.push()
+        logger.info("%s", closing(lines, moved, self.folder.name))
         return self.folder.path
 
     def _moved(self) -> float | None:
@@ -208,12 +241,13 @@ class Run:
         except ModelError as error:
             logger.warning("how far the weights moved is not known: %s", error)
             return None
-        difference = jax.tree.map(jnp.subtract, jax.device_get(self.state.params), start)
+        found = jax.device_get(self.learner.policy(self.state))
+        difference = jax.tree.map(jnp.subtract, found, start)
         return float(optax.global_norm(difference) / optax.global_norm(start))
 
 
 @contextlib.contextmanager
-def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
+def start_run(config: Config, *, resume: bool | None) -> Iterator[Run]:
     """Open the run folder, build every part, restore the newest checkpoint if resuming, and close
     all on the way out.
 
@@ -226,10 +260,14 @@ def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
             "run.init_from is empty: expected a folder with a tokenizer and weights, such as "
             "assets/tiny"
         )
-    folder = RunFolder(config.run.dir)
     keep_compiled(config.run.compile_cache)
+    process = jax.process_index()
+    spool = Path(config.run.spool_dir, f"process_{process}")  # one each: they may share a disk
+    folder = RunFolder(config.run.dir, spool=spool, writes=process == 0)
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.locked())
+        if resume is None:
+            resume = folder.saved_config() is not None
         _check_folder(folder, config, resume=resume)
         runner = stack.enter_context(asyncio.Runner())
         mesh = build_mesh(**dataclasses.asdict(config.mesh))
@@ -252,17 +290,19 @@ def start_run(config: Config, *, resume: bool) -> Iterator[Run]:
             stage.engine.num_compiles,
             time.perf_counter() - started,
         )
-        stage.engine.load(state.params, version)
+        stage.engine.load(learner.policy(state), version)
         # The tokenizer goes along: the run must not depend on a folder that may be made again.
         for name, content in tokenizer.files.items():
-            write_atomic(folder.path / name, content)
+            folder.save_file(name, content)
         folder.save_config(to_dict(config))
+        folder.push()
         view = stack.enter_context(LiveView(config.run.steps, config.telemetry.live))
         yield Run(
             config,
             stage,
             learner,
             state,
+            _reference(config, learner, mesh),
             version,
             version,
             first_step,
@@ -297,10 +337,13 @@ def make_stage(
     chat = Chat(tokenizer, choose(tokenizer, config.run.chat_template))
     for section in (config.designer, config.hint, config.agent):
         chat.with_thinking(section.thinking)  # refuses what the template cannot do
+    designing.check(config, chat)
     logger.info("chat template %s, thinking %s", chat.template.name, chat.template.thinks)
-    corpus = Corpus.load(config.corpus, config.run.seed)
+    corpus = Corpus.load(config.corpus, config.run.seed, skills=config.designer.skills)
+    embedder(config.diversity)  # refuses an encoder that is not there
     limits = Limits(**{f.name: getattr(config.envs, f.name) for f in dataclasses.fields(Limits)})
-    pool = Pool(limits)
+    supply = open_supply(config.designer, config.run.seed)
+    pool = Pool(limits, ["rlve"] if config.designer.source == "rlve" else [])
     runner.run(pool.start())
     logger.info("%s", pool.sandbox.line())
     for text in pool.sandbox.warnings():
@@ -313,13 +356,14 @@ def make_stage(
         tokenizer=tokenizer,
         deterministic=config.run.deterministic,
     )
-    return Stage(config, engine, pool, chat, corpus, Curriculum(Memory(config.memory)), runner)
+    curriculum = Curriculum(Memory(config.memory))
+    return Stage(config, engine, pool, chat, corpus, curriculum, runner, supply)
 
 
 def _check_folder(folder: RunFolder, config: Config, *, resume: bool) -> None:
     """Refuse a folder that is another run's; a start that fails later leaves it free."""
     saved = folder.saved_config()
-    where = f"run.dir={str(folder.path)!r}"
+    where = f"run.dir={folder.name!r}"
     if saved is None:
         if resume:
             raise ConfigError(f"--resume: {where} holds no run; leave --resume out to start one")
@@ -346,12 +390,21 @@ def _check_folder(folder: RunFolder, config: Config, *, resume: bool) -> None:
 
 
 def _binding_fields(config: dict[str, Any]) -> dict[str, Any]:
+    free = set(FREE_FIELDS)
+    if _needs_start(config):
+        free.remove("run.init_from")
     return {
         f"{section}.{name}": value
         for section, fields in config.items()
         for name, value in fields.items()
-        if section != "warmstart" and f"{section}.{name}" not in FREE_FIELDS
+        if section != "warmstart" and f"{section}.{name}" not in free
     }
+
+
+def _needs_start(config: dict[str, Any]) -> bool:
+    """Whether the starting weights are needed after the start: for a KL, or as the designer."""
+    initial = config.get("designer", {}).get("policy") == "initial"
+    return initial or bool(config.get("learner", {}).get("kl_coef"))
 
 
 def _binding(config: Config) -> dict[str, Any]:
@@ -379,7 +432,7 @@ def _restore(
     finished = step + 1 >= config.run.steps
     if finished and folder.has_summary():
         raise CheckpointError(
-            f"{folder.path} is finished: its checkpoint is of step {step + 1} of "
+            f"{folder.name} is finished: its checkpoint is of step {step + 1} of "
             f"run.steps={config.run.steps}; raise --run.steps to go on"
         )
     _check_steps(folder, step)
@@ -387,6 +440,8 @@ def _restore(
         stage.curriculum.restore(host["curriculum"])
         stage.pool.restore(host["pool"])
         stage.corpus.restore(host["corpus"])
+        if stage.supply is not None:
+            stage.supply.restore(host["supply"])
         version = int(host["version"])
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
@@ -398,6 +453,14 @@ def _restore(
     return state, version, step + 1
 
 
+def _reference(config: Config, learner: Learner, mesh: Mesh) -> Params | None:
+    """The weights the run started from, which the KL is measured from and may be the designer."""
+    if not _needs_start(to_dict(config)) or config.learner.lora_rank:
+        return None  # the weights that adapters are added to never move
+    start = load_weights(config.run.init_from, config.model, mesh, learner.execution)
+    return learner.frozen(start)
+
+
 def _check_steps(folder: RunFolder, newest: int | None) -> None:
     """Refuse to go on from checkpoint `newest` where that would lose or lack logged steps."""
     logged = folder.logged_steps()
@@ -406,12 +469,12 @@ def _check_steps(folder: RunFolder, newest: int | None) -> None:
         unsaved = saved.get("run", {}).get("checkpoint_steps", 1)
         if len(logged) > unsaved:
             raise CheckpointError(
-                f"{folder.path} has metrics of {len(logged)} steps but no checkpoint; put "
+                f"{folder.name} has metrics of {len(logged)} steps but no checkpoint; put "
                 f"{folder.checkpoints} back, or start again in another run.dir"
             )
     elif logged[: newest + 1] != list(range(newest + 1)):
         raise CheckpointError(
-            f"{folder.path / 'metrics.jsonl'} has whole lines of the steps {logged[:20]}, but the "
+            f"{folder.name}/metrics.jsonl has whole lines of the steps {logged[:20]}, but the "
             f"checkpoint is of step {newest}; put the missing lines back, or start again in "
             "another run.dir"
         )

@@ -54,6 +54,11 @@ class Outcome(enum.StrEnum):
         return self not in _SCORED
 
     @property
+    def cut(self) -> bool:
+        """Whether a limit ended the episode: of turns, of tokens, or the environment's own."""
+        return not self.void and self is not Outcome.FINISHED
+
+    @property
     def program_fault(self) -> bool:
         """Whether the program itself broke the episode, which its author answers for."""
         return self.void and self not in (Outcome.INFRASTRUCTURE, Outcome.SAMPLER_ERROR)
@@ -71,6 +76,7 @@ class Document:
     document_id: str
     title: str
     text: str
+    skills: tuple[str, ...] = ()  # that it is meant for; all, if it names none
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,15 @@ class Trajectory:
     temperature: float  # the sampling temperature the log-probabilities belong to
     # the experts of every token, for replay; the last token has no choice yet, and any will do
     routing: Integer[np.ndarray, "seq layers chosen"] | None = None
+    truncated: bool = False  # its last completion ran out of tokens
+
+    @classmethod
+    def empty(cls) -> "Trajectory":
+        """The record of a program that the policy did not write: nothing was sampled."""
+        floats = np.zeros(0, np.float32)
+        return cls(
+            np.zeros(0, np.int32), np.zeros(0, bool), floats, floats, np.zeros(0, np.int16), 0, 1.0
+        )
 
 
 @dataclass(frozen=True)
@@ -163,6 +178,7 @@ class Gate(enum.StrEnum):
     NO_OP = "no_op"
     CONSTANT = "constant"
     RANDOM = "random"
+    JUDGE = "judge"  # the policy does not find it solvable (`roles.judge`)
     HINT = "hint"
     HINT_LEAK = "hint_leak"
     HINT_COPY = "hint_copy"
@@ -181,6 +197,7 @@ class Measures(TypedDict, total=False):
     """What admission measured; a key is absent when its gate was not reached."""
 
     similarity: float  # to the nearest program that was known
+    rules_similarity: float  # of the texts it shows, to the nearest known program's
     num_instances: int  # different solutions among the seeds
     num_solution_seeds: int  # seeds that the solution won
     leak_frac: float  # instances whose first observation tells the answer
@@ -210,15 +227,25 @@ class Environment:
     cycle: int
     design_id: str
     verdict: Verdict
+    seed_hints: dict[str, str] = field(default_factory=dict)  # by instance seed
 
     @property
     def environment_id(self) -> str:
         return self.source.environment_id
 
+    def hint_for(self, seed: int) -> str:
+        """The hint of an instance: its own if there is one, else that of the program."""
+        return self.seed_hints.get(str(seed), self.hint)
+
 
 @dataclass(frozen=True)
 class Design:
-    """One attempt of the designer, admitted or not: every attempt is a training sample."""
+    """One answer of the designer, admitted or not: every one is a training sample.
+
+    An answer to a refusal is a design of its own. Its trajectory holds the conversation before it,
+    and its loss mask marks this answer alone: the earlier ones are designs with rewards of their
+    own.
+    """
 
     design_id: str
     cycle: int
@@ -230,7 +257,11 @@ class Design:
     verdict: Verdict
     source: EnvironmentSource | None  # None when no program could be parsed
     hint: str | None = None
-    hint_completion: str | None = None
+    hint_completion: str | None = None  # the last one
+    seed_hints: dict[str, str] = field(default_factory=dict)  # by instance seed
+    turn: int = 0  # 0 for the first answer of an attempt, then counts its repairs
+    hint_tokens: int = 0  # sampled for its hints, refused ones included
+    judge_tokens: int = 0  # sampled for judging it
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from spade_jax.config import BatchConfig, Config, WarmstartConfig
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
 from spade_jax.errors import ConfigError
-from spade_jax.learner.batch import make_batch, pack
+from spade_jax.learner.batch import make_batch, make_entries
+from spade_jax.learner.packing import pack
 from spade_jax.learner.step import Learner
-from spade_jax.roles import prompts
 from spade_jax.roles.corpus import Corpus, excerpt
 from spade_jax.roles.designer import MAX_TERMS
 from spade_jax.roles.examples import (
@@ -42,6 +42,7 @@ from spade_jax.roles.examples import (
     play_examples,
     text_examples,
 )
+from spade_jax.roles.prompts import compact
 from spade_jax.rollout.chat import Chat
 from spade_jax.types import Group, Role, Trajectory
 
@@ -69,6 +70,11 @@ def warmstart(config: Config) -> Path:
 
 
 def _teach(config: Config, out: Path) -> None:
+    if not config.corpus.enabled:
+        raise ConfigError(
+            "corpus.enabled=False, but the warm start teaches designs that are grounded in "
+            "documents; leave it on for `warmstart`"
+        )
     corpus = Corpus.load(config.corpus, config.run.seed)
     if start := config.warmstart.init_from:
         tokenizer = load_tokenizer(start)
@@ -88,9 +94,15 @@ def _teach(config: Config, out: Path) -> None:
     optimiser = dataclasses.replace(
         config.learner,
         lr=config.warmstart.lr,
+        schedule="cosine",
         warmup_steps=min(WARMUP_STEPS, config.warmstart.steps // 10),
+        decay_steps=config.warmstart.steps,
+        loss="grpo",
+        reduction="token",
+        router_replay=False,
+        lora_rank=0,
     )
-    learner = Learner(config.model, optimiser, mesh, config.warmstart.steps, execution)
+    learner = Learner(config.model, optimiser, mesh, execution)
     state = learner.init(
         load_weights(start, config.model, mesh, execution)
         if start
@@ -101,11 +113,12 @@ def _teach(config: Config, out: Path) -> None:
         started = time.perf_counter()
         examples = next(batches)
         batch = make_batch(
-            _groups(examples),
+            make_entries(_groups(examples), optimiser),
             _batch_config(config),
             ROLE_WEIGHTS,
             policy_version=0,
-            row_multiple=learner.row_multiple,
+            learner=optimiser,
+            shards=learner.shards,
         )
         state, metrics = learner.step(state, batch, objective="nll")
         if step % config.warmstart.log_steps == 0 or step == config.warmstart.steps - 1:
@@ -116,8 +129,9 @@ def _teach(config: Config, out: Path) -> None:
 
 
 def _batch_config(config: Config) -> BatchConfig:
-    rows = min(config.batch.microbatch_rows, config.warmstart.rows)
-    return BatchConfig(row_tokens=config.warmstart.row_tokens, microbatch_rows=rows)
+    row_tokens = config.warmstart.row_tokens
+    rows = min(max(config.batch.device_tokens // row_tokens, 1), config.warmstart.rows)
+    return BatchConfig(row_tokens=row_tokens, device_tokens=rows * row_tokens)
 
 
 def _fit_tokenizer(config: Config, corpus: Corpus) -> Tokenizer:
@@ -126,13 +140,16 @@ def _fit_tokenizer(config: Config, corpus: Corpus) -> Tokenizer:
     """
     rng = random.Random(f"tokenizer/{config.run.seed}")
     texts = [
-        part
-        for _ in range(TOKENIZER_PROGRAMS)
-        for part in _texts(ground(rng, corpus, config.designer.document_words))
+        part for _ in range(TOKENIZER_PROGRAMS) for part in _texts(_grounded(rng, corpus, config))
     ]
     texts += [corpus[rng.randrange(len(corpus))].text for _ in range(TOKENIZER_DOCUMENTS)]
     words = _offered(config, corpus)[: config.warmstart.words]
     return fit_tokenizer(texts, config.model.vocab_size, words)
+
+
+def _grounded(rng: random.Random, corpus: Corpus, config: Config) -> Grounded:
+    designer = config.designer
+    return ground(rng, corpus, designer.document_words, skills=designer.skills)
 
 
 def _offered(config: Config, corpus: Corpus) -> list[str]:
@@ -143,7 +160,7 @@ def _offered(config: Config, corpus: Corpus) -> list[str]:
 
 
 def _texts(item: Grounded) -> tuple[str, str, str]:
-    prompt = prompts.designer(item.skill, item.difficulty, item.excerpt, item.terms, ())
+    prompt = compact.designer(item.skill, item.difficulty, item.excerpt, item.terms, ())
     return prompt, item.draw.program, item.draw.hint
 
 
@@ -159,6 +176,7 @@ async def _plays(config: Config, corpus: Corpus, chat: Chat) -> list[Example]:
             config.designer.document_words,
             config.agent.max_turns,
             config.warmstart.plays,
+            config.designer.skills,
         )
         return [example async for example in made]
 
@@ -169,10 +187,12 @@ def _batches(
     """Endless lists of examples that together fill `warmstart.rows` rows: the copy exercises of the
     first steps, then the mixture of all kinds.
     """
-    seed, settings = config.run.seed, config.warmstart
+    seed, settings, designer = config.run.seed, config.warmstart, config.designer
     copies = copy_examples(seed, _offered(config, corpus), chat)
     sources = {
-        "text": text_examples(seed, corpus, chat, config.designer.document_words, config.memory),
+        "text": text_examples(
+            seed, corpus, chat, designer.document_words, config.memory, designer.skills
+        ),
         "copy": copies,
         "play": _again(random.Random(f"batches/{seed}"), plays),
     }

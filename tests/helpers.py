@@ -4,12 +4,14 @@
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
+from spade_jax.config import BatchConfig, LearnerConfig
+from spade_jax.learner.batch import Batch, make_batch, make_entries
 from spade_jax.telemetry.metrics import repeatable
 from spade_jax.types import (
     Arm,
@@ -79,6 +81,28 @@ def make_group(**overrides: Any) -> Group:
         "advantages": np.array([1.0, -1.0], np.float32),
     }
     return Group(**(fields | overrides))
+
+
+def pack_groups(
+    groups: Sequence[Group],
+    row_tokens: int = 32,
+    rows: int = 2,
+    *,
+    weights: Mapping[Role, float] | None = None,
+    learner: LearnerConfig | None = None,
+    shards: int = 1,
+    version: int = 0,
+) -> Batch:
+    """One batch of all trajectories; `rows` are those of a device in one microbatch."""
+    settings = LearnerConfig() if learner is None else learner
+    return make_batch(
+        make_entries(groups, settings),
+        BatchConfig(row_tokens=row_tokens, device_tokens=row_tokens * rows),
+        dict.fromkeys(Role, 1.0) if weights is None else weights,
+        policy_version=version,
+        learner=settings,
+        shards=shards,
+    )
 
 
 def tree_allclose(actual: Any, expected: Any, rtol: float = 1e-5, atol: float = 1e-8) -> bool:

@@ -32,11 +32,13 @@ SELFPLAY = ROLES | {
     "spade_jax.curriculum",
     "spade_jax.scoring",
     "spade_jax.stage",
+    "spade_jax.hinting",
     "spade_jax.designing",
     "spade_jax.selfplay",
 }
 COMMAND = SELFPLAY | {
     "spade_jax.measures",
+    "spade_jax.profiling",
     "spade_jax.learner",
     "spade_jax.train",
     "spade_jax.warmstart",
@@ -67,9 +69,11 @@ ALLOWED: dict[str, set[str]] = {
     "spade_jax.curriculum": ROLES | {"spade_jax.curriculum"},
     "spade_jax.scoring": SETTINGS | GLOSSARY | {"spade_jax.rewards", "spade_jax.curriculum"},
     "spade_jax.stage": ROLES | {"spade_jax.curriculum"},
-    "spade_jax.designing": ROLES | {"spade_jax.curriculum", "spade_jax.stage"},
+    "spade_jax.hinting": ROLES | {"spade_jax.curriculum", "spade_jax.stage"},
+    "spade_jax.designing": ROLES | {"spade_jax.curriculum", "spade_jax.stage", "spade_jax.hinting"},
     "spade_jax.selfplay": SELFPLAY,
     "spade_jax.measures": SELFPLAY,
+    "spade_jax.profiling": GLOSSARY,
     "spade_jax.train": COMMAND,
     "spade_jax.warmstart": COMMAND,
     "spade_jax.plan": COMMAND,
@@ -86,7 +90,8 @@ ALLOWED: dict[str, set[str]] = {
         "spade_jax.generate",
         "spade_jax.cli",
     },
-    "configs": SETTINGS,
+    "spade_jax.recipes": GLOSSARY | SETTINGS,
+    "configs": SETTINGS | {"spade_jax.recipes"},
     "launch": GLOSSARY | SETTINGS | {"models"},
 }
 """What of ours the modules below each name may import; the longest matching name counts."""
@@ -102,6 +107,8 @@ NO_JAX = (
     "spade_jax.terminal",
     "spade_jax.play",
     "spade_jax.doctor",
+    "spade_jax.roles.digests",
+    "spade_jax.roles.diversity",
 )
 NUMPY_ONLY = {"spade_jax.types": {"numpy", "jaxtyping"}, "spade_jax.errors": set()}
 STDLIB_ONLY = (
@@ -226,11 +233,11 @@ def test_imports_follow_the_table():
         ("spade_jax.rollout.engine", "from spade_jax.roles import agent"),
         ("spade_jax.rollout.engine", "def f():\n    from spade_jax import selfplay"),
         ("spade_jax.roles.agent", "from spade_jax.selfplay import play"),
-        ("spade_jax.roles.agent", "from spade_jax.learner.loss import loss"),
+        ("spade_jax.roles.agent", "from spade_jax.learner.losses import policy_loss"),
         ("spade_jax.roles.agent", "from .. import train"),
         ("spade_jax.selfplay", "import spade_jax.train"),
         ("spade_jax.selfplay", "from spade_jax.learner import batch"),
-        ("spade_jax.learner.loss", "from spade_jax.rollout import engine"),
+        ("spade_jax.learner.losses.grpo", "from spade_jax.rollout import engine"),
         ("spade_jax.envs.pool", "import jax.numpy as jnp"),
         ("spade_jax.envs.pool", "from spade_jax.config import EnvsConfig"),
         ("spade_jax.envs.worker", "import numpy"),

@@ -73,7 +73,7 @@ HINT_GATES = frozenset({Gate.HINT, Gate.HINT_LEAK, Gate.HINT_COPY})
 _CONTRACT_SEEDS = 3
 _CONTRACT_STEPS = 25
 _CONTRACT_EPISODES = 5  # an episode that ends before its 25 steps is begun again so often
-_UNHELPFUL = (
+UNHELPFUL = (
     "1",
     "",
     "yes",
@@ -85,6 +85,7 @@ _UNHELPFUL = (
     "[1, 2]",
     "z" * 5000,
 )
+"""Actions that no game can have asked for."""
 _SAME_FRAC = 0.5  # of plays with another seed's solution that may win
 _MIN_SOLUTIONS = 4  # different ones among all seeds, or one for three seeds where these are few
 
@@ -228,7 +229,7 @@ async def _contract(trial: Trial) -> dict[int, list[Play]]:
 
 async def _probe(trial: Trial, seed: int, replica: int) -> list[Play] | Fault:
     """Play the unhelpful actions; where an episode ends, the next one goes on with them."""
-    waiting = list(itertools.islice(itertools.cycle(_UNHELPFUL), _CONTRACT_STEPS))
+    waiting = list(itertools.islice(itertools.cycle(UNHELPFUL), _CONTRACT_STEPS))
     plays: list[Play] = []
     while waiting and len(plays) < _CONTRACT_EPISODES:
         play = await replay(trial, seed, waiting, replica)
@@ -383,7 +384,7 @@ def _acted_on(solved: Solved, probe: Play) -> bool:
     """Whether a turn of two plays of one instance shows different words, echoes left out. The end,
     which says that it was won, counts only where a single action wins."""
     good = solved.play.replies if len(solved.played) == 1 else solved.play.open_replies
-    turns = zip(solved.played, good, _UNHELPFUL, probe.replies, strict=False)
+    turns = zip(solved.played, good, UNHELPFUL, probe.replies, strict=False)
     for action, reply, other_action, other_reply in turns:
         echoed = {*leaks.words(action), *leaks.words(other_action)}
         mine, other = (

@@ -29,8 +29,8 @@ def near_duplicate(program: str, known: Mapping[str, str], threshold: float) -> 
     Raises:
         SyntaxError: a program does not parse.
     """
-    mine = _shingles(program)
-    scored = ((_likeness(mine, _shingles(other)), name) for name, other in known.items())
+    mine = shingles(program)
+    scored = ((_likeness(mine, shingles(other)), name) for name, other in known.items())
     similarity, name = max(scored, key=lambda item: item[0], default=(0.0, ""))
     if not name or similarity < threshold:
         return similarity, ""
@@ -45,9 +45,13 @@ def _likeness(mine: frozenset[int], known: frozenset[int]) -> float:
     return shared / min(len(mine | known), 2 * len(known) - shared)
 
 
-@functools.lru_cache(maxsize=256)  # the memory is compared with again and again
-def _shingles(program: str) -> frozenset[int]:
-    """Checksums of every run of `SHINGLE` tokens, of the whole where there are fewer."""
+@functools.lru_cache(maxsize=512)  # memory and window are compared with again and again
+def shingles(program: str) -> frozenset[int]:
+    """Checksums of every run of `SHINGLE` tokens, of the whole where there are fewer.
+
+    Raises:
+        SyntaxError: the program does not parse.
+    """
     with warnings.catch_warnings(action="ignore"):  # of its escapes: it is not our text
         tokens = list(_tokens(ast.parse(program)))
     starts = range(max(1, len(tokens) - SHINGLE + 1))

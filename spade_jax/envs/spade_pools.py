@@ -75,6 +75,51 @@ def read_pool(folder: Path) -> SpadePool:
     return _Reader(folder).read()
 
 
+def read_folder(folder: Path) -> SpadePool:
+    """Read a pool if the folder has a manifest, else every Python file below it as a program of
+    ours, such as the folder `environments` of a run, whose records give skill and hint.
+
+    Raises:
+        SpadeError: there is no such folder.
+    """
+    if any((folder / name).is_file() for name in _MANIFESTS):
+        return read_pool(folder)
+    if not folder.is_dir():
+        raise SpadeError(f"{folder} is not a folder")
+    pool, seen = SpadePool(), dict[str, str]()
+    for path in sorted(folder.rglob("*.py")):
+        name = str(path.relative_to(folder))
+        try:
+            program = _read(path, api.MAX_PROGRAM_BYTES)
+            if problem := api.program_problem(program):
+                raise _Skip(problem)
+            row = _record(path.with_suffix(".json"))
+            source = EnvironmentSource(
+                program, _text(row, "skill"), _text(row, "difficulty"), _text(row, "document_id")
+            )
+            first = seen.setdefault(source.environment_id, name)
+            if first != name:
+                raise _Skip(f"the same program as {first}")
+            pool.entries.append(Entry(name, source, _text(row, "hint"), {}))
+        except _Skip as reason:
+            pool.problems.append(Problem(name, str(reason)))
+    return pool
+
+
+def _record(path: Path) -> dict[str, Any]:
+    """What a run wrote beside a program; {} if there is nothing that can be read."""
+    if not path.is_file():
+        return {}
+    try:
+        record = json.loads(_read(path, api.MAX_PROGRAM_BYTES))
+    except (_Skip, ValueError, RecursionError):
+        return {}
+    if not isinstance(record, dict):
+        return {}
+    source = record.get("source")
+    return record | (source if isinstance(source, dict) else {})
+
+
 class _Reader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder.resolve()

@@ -122,6 +122,11 @@ def release(program: str) -> str:
     return _insert(program, found.start, _RELEASED.format(name=found.name))
 
 
+def is_adopted(program: str) -> bool:
+    """Whether `adopt` made a program out of a text of the reference."""
+    return _unadopted(program) is not None
+
+
 def _look(text: str, first: bool) -> _Found:
     try:
         with warnings.catch_warnings(action="ignore"):

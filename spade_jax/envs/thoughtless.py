@@ -62,8 +62,9 @@ async def random(trial: Trial, solved: Mapping[int, Solved]) -> None:
     """The gate `random`: draws from the observations and from the solutions of other seeds."""
     plays = await asyncio.gather(
         *(
+            # a list: a generator would look at `seed` when the plays run, and then find the last
             wander(
-                trial, seed, (a for s, each in solved.items() if s != seed for a in each.solution)
+                trial, seed, [a for s, each in solved.items() if s != seed for a in each.solution]
             )
             for seed in trial.probe_seeds
         )

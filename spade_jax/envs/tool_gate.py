@@ -12,6 +12,7 @@ it is on every seed.
 
 import ast
 import asyncio
+import functools
 import json
 from collections.abc import Sequence
 
@@ -48,6 +49,16 @@ def is_tool_program(tree: ast.Module, base: str = "ToolTask") -> bool:
     """Whether a class of the program builds on a base of ours."""
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     return any(base in base_names(node) for node in classes)
+
+
+@functools.lru_cache(maxsize=1024)
+def uses_tools(program: str) -> bool:
+    """Whether a program is played by calling tools, by its bases; no Python is not."""
+    try:
+        tree = ast.parse(program)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return any(is_tool_program(tree, base) for base in PROVIDES)
 
 
 async def check_criteria(pool: Pool, program: str, seeds: Sequence[int]) -> Fault | None:

@@ -1,9 +1,8 @@
 """The base of programs that are played by calling tools, which import it by `from tool_task import
-ToolError, ToolTask`. Standard library only; runs in the worker, calls included.
+ToolError, ToolTask, tool`. Standard library only; runs in the worker, calls included.
 
     class RefundEnv(ToolTask):
-        TOOLS = [{"name": "refund", "description": "Pay an order back.", "parameters": {
-            "type": "object", "properties": {"order": {"type": "string"}}, "required": ["order"]}}]
+        TOOLS = [tool("refund", "Pay an order back.", order="string")]  # or whole JSON schemas
 
         def prepare(self, rng):                       # draws the instance
             self.paid = {f"A{n}": rng.randint(1, 9) for n in range(3)}
@@ -48,6 +47,15 @@ HOW = (
     'Call a tool as <tool_call>{"name": NAME, "arguments": {...}}</tool_call>. '
     "Where an answer is asked for, give it as <answer>...</answer>."
 )
+
+
+def tool(name: str, description: str, **parameters: str | dict[str, Any]) -> dict[str, Any]:
+    """An entry of TOOLS all of whose parameters are required: each a type's name or a schema."""
+    properties = {
+        key: {"type": kind} if isinstance(kind, str) else kind for key, kind in parameters.items()
+    }
+    schema = {"type": "object", "properties": properties, "required": list(parameters)}
+    return {"name": name, "description": description, "parameters": schema}
 
 
 def tool_list(schemas: Sequence[dict[str, Any]]) -> str:

@@ -4,14 +4,16 @@ A step's folder appears under its final name only when all of it is on disk, so 
 the previous checkpoint as the newest; its leftovers are removed before the next save.
 Every file's checksum is verified before Orbax reads it: a damaged chunk of an array would otherwise
 restore as wrong weights, or fail inside Orbax in pages of traceback. Saves are synchronous, to a
-file system that all processes share; when to save, and what the host dictionary holds, are the
-caller's.
+file system that all processes share, or to a bucket (`gs://...`): there the store keeps a checksum
+of each object and checks it on every read, so none is kept here, and Orbax marks a step as complete
+with a file in it. When to save, and what the host dictionary holds, are the caller's.
 
     <folder>/<step>/state        arrays per layer, named by their path in an unrolled TrainState
                     host         JSON: the caller's dictionary
                     about        JSON: format version, the caller's metadata, each array's shape
                     files.json   size and CRC-32 of every file above; written last, so it is absent
-                                 after a kill at that very moment, and then nothing is verified
+                                 after a kill at that very moment, and then nothing is verified;
+                                 not in a bucket
 """
 
 import errno
@@ -20,11 +22,12 @@ import logging
 import os
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from models import layout
@@ -32,7 +35,7 @@ from models.stored import file_crc, file_sums
 from spade_jax.errors import CheckpointError
 from spade_jax.learner.step import TrainState
 
-FORMAT = 1
+FORMAT = 2
 _FILES = "files.json"
 _ABSENT = object()
 
@@ -40,14 +43,17 @@ _ABSENT = object()
 class Checkpoints:
     """The checkpoints of one run, newest `keep` kept. Close it, or use it in a `with` block."""
 
-    def __init__(self, folder: str | Path, keep: int, metadata: Mapping[str, Any]) -> None:
+    def __init__(self, folder: str | PurePath, keep: int, metadata: Mapping[str, Any]) -> None:
         """Open or create `folder`.
 
         Args:
             metadata: JSON-able description of the run, such as its config; a checkpoint with
                 another one is refused.
         """
-        self._folder = Path(folder).expanduser().resolve()
+        self._in_bucket = "://" in str(folder)
+        self._folder = (
+            epath.Path(folder) if self._in_bucket else Path(folder).expanduser().resolve()
+        )
         self._metadata = json.loads(json.dumps(metadata))
         logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every phase of every save
         options = ocp.CheckpointManagerOptions(
@@ -103,14 +109,16 @@ class Checkpoints:
                     about=ocp.args.JsonSave(about),
                 ),
             )
-            if jax.process_index() == 0:
-                _write_checksums(self._folder / str(step))
+            if jax.process_index() == 0 and not self._in_bucket:
+                _write_checksums(Path(self._folder / str(step)))
         except Exception as error:  # Orbax raises bare Exception, among others
             full = os.strerror(errno.ENOSPC) in str(error)  # somewhere in Orbax's pages
             reason = os.strerror(errno.ENOSPC) if full else _first_line(error)
+            writable = "see that this machine may write to the bucket"
+            remedy = writable if self._in_bucket else "free some disk space"
             raise CheckpointError(
                 f"cannot write checkpoint {step} in {self._folder}: {reason}; "
-                "free some disk space, then go on with --resume"
+                f"{remedy}, then go on with --resume"
             ) from error
 
     def restore(
@@ -122,8 +130,10 @@ class Checkpoints:
         if wanted is None or wanted not in steps:
             which = "no checkpoint" if wanted is None else f"no checkpoint {wanted}"
             raise CheckpointError(f"{which} in {self._folder}; it holds {steps or 'none'}")
-        if (problem := find_damage(self._folder / str(wanted))) is not None:
-            raise self._damaged(wanted, problem)
+        if not self._in_bucket:
+            problem = find_damage(Path(self._folder / str(wanted)))
+            if problem is not None:
+                raise self._damaged(wanted, problem)
         about = self._read(wanted, about=ocp.args.JsonRestore())["about"]
         self._check_about(wanted, about)
         wanted_state = layout.per_layer(abstract_state)
@@ -138,6 +148,8 @@ class Checkpoints:
 
     def _check_space(self, step: int, num_bytes: int) -> None:
         """Refuse before Orbax meets a full disk, of which its threads tell in pages."""
+        if self._in_bucket:  # which does not fill up
+            return
         free = shutil.disk_usage(self._folder).free
         if free < num_bytes:
             raise CheckpointError(

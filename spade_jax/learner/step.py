@@ -1,64 +1,59 @@
 """One optimiser step: gradients accumulated over microbatches, then one donated update.
 
-The loss is the batch's weighted sum of token losses (`batch`, `loss`), so microbatches add exactly.
-Scores of the whole vocabulary exist for one microbatch at a time; a chunked output head is not
-here. Every jit states its shardings, one device included.
+The loss is the batch's weighted sum of token losses (`batch`, `objective`), so microbatches add
+exactly. A gradient that is not finite skips the update. Every jit states its shardings, one device
+included. Several steps on one rollout are in `update`.
 """
 
 import functools
+import logging
 import math
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, Num
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import Array, Float, Int
 
 from models import transformer
 from models.config import TransformerConfig
 from models.execution import PLAIN, Execution
-from models.sharding import ROW_AXES, data_sharding, param_shardings, replicated
+from models.layers import Axes
+from models.sharding import (
+    ROW_AXES,
+    axis_rules,
+    data_sharding,
+    param_shardings,
+    partition,
+    replicated,
+)
 from models.transformer import Params
 from spade_jax.config import LearnerConfig
-from spade_jax.errors import SpadeError
-from spade_jax.learner import loss as losses
-from spade_jax.learner.batch import ROLES, Batch
+from spade_jax.errors import ConfigError, SpadeError
+from spade_jax.learner import lora
+from spade_jax.learner.batch import Batch
+from spade_jax.learner.objective import Objective, Setting, Sums, accumulate, logprobs, no_sums
 from spade_jax.learner.optim import learning_rate, make_optimizer
+from spade_jax.learner.report import report
+from spade_jax.learner_config import Memory
 
-Objective = Literal["grpo", "nll"]
+logger = logging.getLogger(__name__)
+
+ADAPTER_SEED = 0  # adapters start from B = 0: their draw decides nothing that a run should vary
 
 
 class TrainState(NamedTuple):
     """Everything on the device that an update moves."""
 
-    params: Params
+    params: Params  # with adapters, the frozen weights that they are added to
     opt_state: optax.OptState
     step: Int[Array, ""]  # int32, updates done: the version of `params`
-
-
-class Sums(NamedTuple):
-    """What microbatches add up to (`gap_max`: the maximum of). Roles are in the order of ROLES."""
-
-    total: Float[Array, ""]  # the loss that is differentiated
-    loss: Float[Array, " roles"]  # unweighted token losses
-    loss_tokens: Int[Array, " roles"]
-    hidden_grad_square: Float[Array, " roles"]  # of the loss, at the final hidden states
-    entropy: Float[Array, " roles"]
-    clipped: Int[Array, ""]
-    tis_capped: Int[Array, ""]
-    gap_sum: Float[Array, ""]  # |learner - sampler| over fresh loss tokens
-    gap_max: Float[Array, ""]
-    fresh_tokens: Int[Array, ""]
-    expert_load: Float[Array, "layers experts"]
-    dropped: Float[Array, " layers"]  # choices of experts that were not computed
-    balance: Float[Array, " layers"]  # over all tokens
-    router_z: Float[Array, " layers"]
-
-    def add(self, other: "Sums") -> "Sums":
-        gap_max = jnp.maximum(self.gap_max, other.gap_max)
-        return jax.tree.map(jnp.add, self, other)._replace(gap_max=gap_max)
+    skipped: Int[Array, ""]  # int32, updates skipped since the last one done
+    adapters: Params | None = None
 
 
 class Learner:
@@ -69,35 +64,54 @@ class Learner:
         model: TransformerConfig,
         config: LearnerConfig,
         mesh: Mesh,
-        total_steps: int | None = None,
         execution: Execution = PLAIN,
     ) -> None:
-        """Prepare the functions, compiled at first use; `total_steps` turns on cosine decay."""
-        self._model, self._mesh, self._execution = model, mesh, execution
-        self._learning_rate = learning_rate(config, total_steps)
-        self._optimizer = make_optimizer(config, total_steps)
+        """Prepare the functions, compiled at first use."""
+        self._model, self._config, self._mesh = model, config, mesh
+        self._execution = execution
+        self._check_memory("optimizer_memory", config.optimizer_memory)
+        self._check_memory("reference_memory", config.reference_memory)
+        self._learning_rate = learning_rate(config)
+        self._optimizer = make_optimizer(config)
         self._shardings = self._state_shardings()
-        params, everywhere = self._shardings.params, replicated(mesh)
-        self._init_optimizer = jax.jit(
-            self._optimizer.init, out_shardings=self._shardings.opt_state
-        )
-        self._zeros = jax.jit(self._make_zeros, out_shardings=(params, everywhere))
+        trained, everywhere = self._trained(self._shardings), replicated(mesh)
+        rows = data_sharding(mesh)
+        params, adapters = self._shardings.params, self._shardings.adapters
+        self._moments = self._shardings.opt_state
+        if config.optimizer_memory == "host":
+            self._shardings = self._shardings._replace(opt_state=_on_host(self._moments))
+        self._init_optimizer = jax.jit(self._optimizer.init, out_shardings=self._moments)
+        self._zeros = jax.jit(self._make_zeros, out_shardings=(trained, everywhere))
+        setting = Setting(model, config, mesh, execution)
+        objectives: tuple[Objective, ...] = ("policy", "nll")
         self._accumulate = {
             objective: jax.jit(
-                functools.partial(_accumulate, Setting(model, config, mesh, execution, objective)),
-                in_shardings=(params, everywhere, params, data_sharding(mesh), everywhere),
-                out_shardings=(params, everywhere),
+                functools.partial(accumulate, setting._replace(objective=objective)),
+                in_shardings=(trained, everywhere, params, adapters, rows, everywhere),
+                out_shardings=(trained, everywhere),
                 donate_argnums=(0, 1),
             )
-            for objective in ("grpo", "nll")
+            for objective in objectives
         }
-        self._norm = jax.jit(optax.tree.norm, in_shardings=(params,), out_shardings=everywhere)
+        self._logprobs = jax.jit(
+            functools.partial(logprobs, setting), in_shardings=(params, rows), out_shardings=rows
+        )
+        self._merge = jax.jit(
+            functools.partial(lora.merge, config=config),
+            in_shardings=(params, adapters),
+            out_shardings=params,
+        )
+        self._norm = jax.jit(optax.tree.norm, in_shardings=(trained,), out_shardings=everywhere)
         self._apply = jax.jit(
             self._update,
-            in_shardings=(self._shardings, params),
-            out_shardings=self._shardings,
-            donate_argnums=(0,),  # the gradients are not: no output is left to take their memory
+            in_shardings=(trained, self._moments, trained),
+            out_shardings=(trained, self._moments),
+            donate_argnums=(0, 1),  # the gradients are not: no output is left to take their memory
         )
+
+    @property
+    def config(self) -> LearnerConfig:
+        return self._config
 
     @property
     def execution(self) -> Execution:
@@ -105,15 +119,25 @@ class Learner:
         return self._execution
 
     @property
-    def row_multiple(self) -> int:
-        """Data shards of the mesh, which the rows of a microbatch must divide by."""
+    def shards(self) -> int:
+        """Devices that split the rows of a microbatch."""
         return math.prod(self._mesh.shape[axis] for axis in ROW_AXES)
 
     def init(self, params: Params) -> TrainState:
         """Start from `params`, which the first step consumes: keep no other use of these arrays."""
         params = jax.device_put(params, self._shardings.params)
-        step = jax.device_put(jnp.zeros((), jnp.int32), self._shardings.step)
-        return TrainState(params, self._init_optimizer(params), step)
+        step, skipped = (
+            jax.device_put(jnp.zeros((), jnp.int32), self._shardings.step) for _ in range(2)
+        )
+        adapters = None
+        if (shapes := self._state_shapes().adapters) is not None:
+            draw = functools.partial(lora.draw_adapters, shapes)
+            adapters = jax.jit(draw, out_shardings=self._shardings.adapters)(
+                jax.random.key(ADAPTER_SEED)
+            )
+        state = TrainState(params, (), step, skipped, adapters)
+        moments = self._init_optimizer(self._trained(state))
+        return state._replace(opt_state=jax.device_put(moments, self._shardings.opt_state))
 
     def abstract_state(self) -> TrainState:
         """The state as shapes with shardings: what a checkpoint is restored into."""
@@ -123,257 +147,163 @@ class Learner:
             self._shardings,
         )
 
+    def policy(self, state: TrainState) -> Params:
+        """The weights to sample with and to export: those of the state, adapters merged into a copy
+        of them.
+        """
+        if state.adapters is None:
+            return state.params
+        return self._merge(state.params, state.adapters)
+
+    def frozen(self, params: Params) -> Params:
+        """Put reference weights where the settings want them to wait."""
+        shardings = self._shardings.params
+        if self._config.reference_memory == "host":
+            shardings = _on_host(shardings)
+        return jax.device_put(params, shardings)
+
+    def on_device(self, params: Params) -> Params:
+        """Fetch frozen weights from the host, if they wait there."""
+        return jax.device_put(params, self._shardings.params)
+
+    def logprobs(
+        self, params: Params, batches: Sequence[Batch]
+    ) -> list[Float[np.ndarray, "rows seq"]]:
+        """Log-probabilities of each batch's loss tokens under some weights, 0 elsewhere."""
+        params = self.on_device(params)
+        found = []
+        for batch in batches:
+            parts = [self._logprobs(params, rows) for rows in batch.microbatches()]
+            found.append(np.concatenate(jax.device_get(parts)))
+        return found
+
     def gradients(
-        self, params: Params, batch: Batch, objective: Objective = "grpo"
+        self,
+        params: Params,
+        batch: Batch,
+        objective: Objective = "policy",
+        adapters: Params | None = None,
     ) -> tuple[Params, Sums]:
         """Gradient of the batch's loss, one microbatch at a time, and what is reported of it."""
         grads, sums = self._zeros()
-        token_share = np.float32(1 / max(np.count_nonzero(batch.segment_ids), 1))
-        for index in range(batch.num_microbatches):
-            microbatch = batch.microbatch(index)
-            grads, sums = self._accumulate[objective](grads, sums, params, microbatch, token_share)
+        token_share = np.float32(1 / max(np.count_nonzero(batch.rows.segment_ids), 1))
+        for rows in batch.microbatches():
+            grads, sums = self._accumulate[objective](
+                grads, sums, params, adapters, rows, token_share
+            )
         return grads, sums
 
     def step(
-        self, state: TrainState, batch: Batch, objective: Objective = "grpo"
+        self, state: TrainState, batch: Batch, objective: Objective = "policy"
     ) -> tuple[TrainState, dict[str, float]]:
         """Update once on `batch`, consuming `state`.
 
-        A gradient that is not finite raises and changes nothing.
+        A gradient that is not finite changes nothing but the count of skipped updates.
+
+        Raises:
+            SpadeError: as many updates were skipped in a row as the settings bear.
         """
-        grads, sums = self.gradients(state.params, batch, objective)
-        host_sums, norm, step = jax.device_get((sums, self._norm(grads), state.step))
-        if not math.isfinite(norm):
-            raise SpadeError(
-                f"step {int(step)}: the gradient norm is {norm} (loss {host_sums.total}), expected "
-                "a finite number; the weights were left as they were. Start again with a lower "
-                "learner.lr"
-            )
-        metrics = _metrics(host_sums, batch, objective) | {
+        grads, sums = self.gradients(state.params, batch, objective, state.adapters)
+        host_sums, norm, step, skipped = jax.device_get(
+            (sums, self._norm(grads), state.step, state.skipped)
+        )
+        metrics = report(host_sums, batch, objective) | {
             "optim/grad_norm": float(norm),
             "optim/lr": float(self._learning_rate(step)),
         }
-        return self._apply(state, grads), metrics
+        if not math.isfinite(norm):
+            self._say_skipped(int(step), int(skipped) + 1, float(norm), host_sums)
+            finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+            return state._replace(skipped=state.skipped + 1), finite | {"optim/skipped_count": 1.0}
+        moments = jax.device_put(state.opt_state, self._moments)
+        trained, moments = self._apply(self._trained(state), moments, grads)
+        moved = {"params": trained} if state.adapters is None else {"adapters": trained}
+        state = state._replace(
+            opt_state=jax.device_put(moments, self._shardings.opt_state),
+            step=state.step + 1,
+            skipped=state.skipped * 0,  # placed as it was
+            **moved,
+        )
+        return state, metrics
 
-    def _update(self, state: TrainState, grads: Params) -> TrainState:
-        updates, opt_state = self._optimizer.update(grads, state.opt_state, state.params)
-        params: Any = optax.apply_updates(state.params, updates)
-        return TrainState(params, opt_state, state.step + 1)
+    def _say_skipped(self, step: int, in_a_row: int, norm: float, sums: Sums) -> None:
+        most = self._config.max_skipped
+        what = f"update {step}: the gradient norm is {norm} (loss {sums.total})"
+        if in_a_row >= most:
+            raise SpadeError(
+                f"{what}, expected a finite number; {in_a_row} updates in a row were skipped, and "
+                f"learner.max_skipped={most}. The weights were left as they were. Start again with "
+                "a lower learner.lr"
+            )
+        logger.warning("%s: skipped, %d in a row of at most %d", what, in_a_row, most - 1)
+
+    def _trained(self, state: TrainState) -> Any:
+        """The part of a state, or of its shapes or shardings, that is trained."""
+        return state.params if state.adapters is None else state.adapters
+
+    def _update(self, trained: Params, moments: Any, grads: Params) -> tuple[Params, Any]:
+        updates, moments = self._optimizer.update(grads, moments, trained)
+        moved: Any = optax.apply_updates(trained, updates)
+        return moved, moments
 
     def _make_zeros(self) -> tuple[Params, Sums]:
-        grads = jax.tree.map(
-            lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self._state_shapes().params
-        )
-        real, whole = jnp.zeros((), jnp.float32), jnp.zeros((), jnp.int32)
-        per_role = jnp.zeros((len(ROLES),), jnp.float32)
-        load = jnp.zeros((self._model.num_layers, self._model.num_experts), jnp.float32)
-        per_layer = load[:, 0]
-        sums = Sums(
-            total=real,
-            loss=per_role,
-            loss_tokens=jnp.zeros((len(ROLES),), jnp.int32),
-            hidden_grad_square=per_role,
-            entropy=per_role,
-            clipped=whole,
-            tis_capped=whole,
-            gap_sum=real,
-            gap_max=real,
-            fresh_tokens=whole,
-            expert_load=load,
-            dropped=per_layer,
-            balance=per_layer,
-            router_z=per_layer,
-        )
-        return grads, sums
+        trained = self._trained(self._state_shapes())
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), trained)
+        return zeros, no_sums(self._model)
 
     def _state_shapes(self) -> TrainState:
         params = transformer.abstract_params(self._model, self._execution)
-        opt_state = jax.eval_shape(self._optimizer.init, params)
-        step: Any = jax.ShapeDtypeStruct((), jnp.int32)
-        return TrainState(params, opt_state, step)
+        adapters = None
+        if self._config.lora_rank:
+            adapters = lora.abstract_adapters(params, self._config)
+        count: Any = jax.ShapeDtypeStruct((), jnp.int32)
+        state = TrainState(params, (), count, count, adapters)
+        return state._replace(opt_state=jax.eval_shape(self._optimizer.init, self._trained(state)))
 
     def _state_shardings(self) -> TrainState:
         """Moments are sharded like the parameters they belong to; counters are everywhere."""
         shapes = self._state_shapes()
         params = param_shardings(self._model, self._mesh, self._execution)
         everywhere: Any = replicated(self._mesh)
-        structure = jax.tree.structure(shapes.params)
+        adapters = None
+        if shapes.adapters is not None:
+            rules = axis_rules(self._model, self._mesh) | {lora.RANK: None}
 
-        def like_params(node: object) -> bool:
+            def place(leaf: nnx.Variable) -> nnx.Variable:
+                axes: Axes = leaf.get_metadata("axes")
+                return leaf.replace(NamedSharding(self._mesh, partition(axes, rules)))
+
+            is_variable = lambda node: isinstance(node, nnx.Variable)  # noqa: E731
+            adapters = jax.tree.map(place, shapes.adapters, is_leaf=is_variable)
+        state = TrainState(params, (), everywhere, everywhere, adapters)
+        trained = self._trained(state)
+        structure = jax.tree.structure(self._trained(shapes))
+
+        def like_trained(node: object) -> bool:
             return jax.tree.structure(node) == structure
 
         opt_state = jax.tree.map(
-            lambda node: params if like_params(node) else everywhere,
+            lambda node: trained if like_trained(node) else everywhere,
             shapes.opt_state,
-            is_leaf=like_params,
+            is_leaf=like_trained,
         )
-        return TrainState(params, opt_state, everywhere)
+        return state._replace(opt_state=opt_state)
+
+    def _check_memory(self, name: str, memory: Memory) -> None:
+        kinds = device_memories(self._mesh)
+        if memory == "host" and "pinned_host" not in kinds:
+            raise ConfigError(
+                f"learner.{name}='host' needs memory of the kind pinned_host, and this "
+                f"{self._mesh.devices.flat[0].platform} has {', '.join(kinds)}; set "
+                f"learner.{name} to 'device'"
+            )
 
 
-class Setting(NamedTuple):
-    """What a loss is compiled for."""
-
-    model: TransformerConfig
-    config: LearnerConfig
-    mesh: Mesh
-    execution: Execution
-    objective: Objective
+def device_memories(mesh: Mesh) -> list[str]:
+    """The kinds of memory that a device reaches."""
+    return [memory.kind for memory in mesh.devices.flat[0].addressable_memories()]
 
 
-def _accumulate(
-    setting: Setting,
-    grads: Params,
-    sums: Sums,
-    params: Params,
-    batch: Batch,
-    token_share: Float[Array, ""],
-) -> tuple[Params, Sums]:
-    """Add one microbatch's gradient and sums to what came before.
-
-    `token_share` is one live token's share of the whole batch, for means over it.
-    """
-    # The gradient at a zero added to the final hidden states is each token's own share of the
-    # backward pass: it tells the roles apart without a second one.
-    shape = (*batch.tokens.shape, setting.model.embed)
-    probe = jnp.zeros(shape, jnp.dtype(setting.execution.compute_dtype))
-    differentiate = jax.value_and_grad(_loss, argnums=(1, 2), has_aux=True)
-    (_, found), (new_grads, hidden_grads) = differentiate(
-        setting, params, probe, batch, token_share
-    )
-    ahead = _ahead(batch)
-    square = _per_role(jnp.square(hidden_grads.astype(jnp.float32)).sum(-1), ahead)
-    sums = sums.add(found._replace(hidden_grad_square=square))
-    return jax.tree.map(jnp.add, grads, new_grads), sums
-
-
-def _ahead(batch: Batch) -> Batch:
-    """Shift so that entry t speaks of token t + 1, the one that the hidden state at t predicts.
-
-    What wraps around to a row's end is the entry of its first token, which never has a loss.
-    """
-    return Batch(*(jnp.roll(array, -1, axis=1) for array in batch))
-
-
-def _per_role(values: Num[Array, "rows seq"], ahead: Batch) -> Num[Array, " roles"]:
-    """Sum over the loss tokens of each role."""
-    return jnp.stack(
-        [
-            jnp.where(
-                ahead.loss_mask & (ahead.roles == index), values, jnp.zeros_like(values)
-            ).sum()
-            for index in range(len(ROLES))
-        ]
-    )
-
-
-def _loss(
-    setting: Setting,
-    params: Params,
-    probe: Float[Array, "rows seq embed"],
-    batch: Batch,
-    token_share: Float[Array, ""],
-) -> tuple[Float[Array, ""], Sums]:
-    """Weighted sum of token losses and of what routers add, and what is reported of it."""
-    model, config, mesh, execution, objective = setting
-    forward = transformer.forward(
-        model,
-        params,
-        batch.tokens,
-        batch.positions,
-        segment_ids=batch.segment_ids,
-        mesh=mesh,
-        execution=execution,
-    )
-    scores = transformer.logits(model, params, forward.hidden + probe, mesh)
-    ahead = _ahead(batch)
-    current = losses.token_logprobs(scores, ahead.tokens, ahead.temperatures)
-    nothing = jnp.zeros_like(ahead.loss_mask)
-    if objective == "grpo":
-        terms = losses.grpo(
-            current,
-            jax.lax.stop_gradient(
-                current
-            ),  # one update per batch: these weights are also the old ones
-            ahead.sampler_logprobs,
-            ahead.advantages,
-            ahead.loss_mask,
-            clip_low=config.clip_low,
-            clip_high=config.clip_high,
-            tis_cap=config.tis_cap,
-        )
-        entropy = _per_role(
-            losses.entropy(jax.lax.stop_gradient(scores), ahead.temperatures), ahead
-        )
-        fresh = ahead.loss_mask & ahead.fresh
-    else:
-        terms = losses.GrpoTerms(losses.nll(current, ahead.loss_mask), nothing, nothing)
-        entropy = jnp.zeros((len(ROLES),), jnp.float32)
-        fresh = nothing
-    total = (ahead.weights * terms.loss).sum()
-    routing = forward.routing
-    if config.balance_loss or config.router_z_loss:
-        balance, router_z = routing.balance.mean(), routing.router_z.mean()
-        total += token_share * (config.balance_loss * balance + config.router_z_loss * router_z)
-    gap = jnp.where(fresh, jnp.abs(current - ahead.sampler_logprobs), 0.0)
-    sums = Sums(
-        total=total,
-        loss=_per_role(terms.loss, ahead),
-        loss_tokens=_per_role(ahead.loss_mask.astype(jnp.int32), ahead),
-        hidden_grad_square=jnp.zeros(
-            (len(ROLES),), jnp.float32
-        ),  # known only after the backward pass
-        entropy=entropy,
-        clipped=terms.clipped.sum(),
-        tis_capped=terms.tis_capped.sum(),
-        gap_sum=gap.sum(),
-        gap_max=gap.max(),
-        fresh_tokens=fresh.sum(),
-        expert_load=routing.load,
-        dropped=routing.dropped,
-        balance=routing.balance,
-        router_z=routing.router_z,
-    )
-    return total, jax.lax.stop_gradient(sums)
-
-
-def _metrics(sums: Sums, batch: Batch, objective: Objective) -> dict[str, float]:
-    """Name what was measured; a role without tokens or a gap without fresh tokens has no entry."""
-    live = batch.segment_ids > 0
-    metrics = {
-        "batch/rows_count": float(live.any(-1).sum()),
-        "batch/tokens_count": float(live.sum()),
-        **_routing_metrics(sums, int(live.sum())),
-    }
-    for index, role in enumerate(ROLES):
-        if (count := int(sums.loss_tokens[index])) == 0:
-            continue
-        metrics[f"loss/{role}"] = float(sums.loss[index]) / count
-        metrics[f"optim/{role}_grad_norm"] = math.sqrt(float(sums.hidden_grad_square[index]))
-        if objective == "grpo":
-            metrics[f"policy/entropy_{role}_mean"] = float(sums.entropy[index]) / count
-    if objective == "grpo":
-        loss_tokens = int(sums.loss_tokens.sum())
-        metrics["loss/clip_frac"] = int(sums.clipped) / loss_tokens
-        metrics["loss/tis_clip_frac"] = int(sums.tis_capped) / loss_tokens
-    if fresh := int(sums.fresh_tokens):
-        metrics["sampler/learner_logprob_gap_max"] = float(sums.gap_max)
-        metrics["sampler/learner_logprob_gap_mean"] = float(sums.gap_sum) / fresh
-    return metrics
-
-
-def _routing_metrics(sums: Sums, tokens: int) -> dict[str, float]:
-    """How routers spread the tokens over experts; `Sums.expert_load` has it expert by expert."""
-    load = sums.expert_load / sums.expert_load.sum(-1, keepdims=True)
-    metrics = {"moe/expert_load_max_frac": float(load.max())}
-    if (experts := load.shape[-1]) == 1:
-        return metrics
-    imbalance = load.max(-1) * experts
-    evenness = -(load * np.log(np.maximum(load, 1e-30))).sum(-1) / math.log(experts)
-    return metrics | {
-        "moe/load_imbalance_max": float(imbalance.max()),
-        "moe/load_imbalance_mean": float(imbalance.mean()),
-        "moe/load_evenness_min": float(evenness.min()),
-        "moe/dropped_count": float(sums.dropped.sum()),
-        "moe/balance_loss": float(sums.balance.mean()) / tokens,
-        "moe/router_z_loss": float(sums.router_z.mean()) / tokens,
-    }
+def _on_host(shardings: Any) -> Any:
+    """The same placement in the memory of the hosts."""
+    return jax.tree.map(lambda sharding: sharding.with_memory_kind("pinned_host"), shardings)

@@ -1,6 +1,7 @@
 """What a design earns that was refused, or that broke in play: a bounded penalty by kind of fault.
 
     reward = the setting of the fault's kind, in [-1, 0]; the lowest of several
+    reward = what it earned + the setting of "duplicate", for a near-duplicate that was played
 
 Source: the reference pays -0.5 for a hang under `regret_based` alone, and redraws refused programs
 unseen, which hides that they become more; here every attempt is a training sample. A fault of our
@@ -38,6 +39,7 @@ KINDS: dict[str, Kind] = {
             Gate.NO_OP,
             Gate.CONSTANT,
             Gate.RANDOM,
+            Gate.JUDGE,
         ),
         "unsound",  # it runs, but cannot be won, or is won without thought
     ),
@@ -62,3 +64,9 @@ def of_faults(outcomes: Iterable[str], rewards: Mapping[Kind, float]) -> float |
     """
     kinds: set[Kind] = {"hang" if outcome == HANG else "fault" for outcome in outcomes}
     return min((rewards[kind] for kind in kinds), default=None)
+
+
+def of_duplicate(earned: float, rewards: Mapping[Kind, float]) -> float:
+    """Reward of a near-duplicate that was played: less than it earned, and no less than -1 unless
+    that was."""
+    return min(earned, max(-1.0, earned + rewards["duplicate"]))

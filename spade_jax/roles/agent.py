@@ -1,5 +1,5 @@
 """The Reasoning Agent: plays one environment from reset to end and returns the episode with its
-token record.
+token record. How a game and a tool task are spoken with is `protocol`'s.
 
 `episode_return` is the last reward, clipped to [-1, 1], if the environment terminated, else 0
 (design decision 8). There is no discount and no credit for partial progress.
@@ -12,13 +12,13 @@ import jax
 from spade_jax.config import AgentConfig
 from spade_jax.envs.pool import Instance, Pool
 from spade_jax.errors import SamplerError
-from spade_jax.roles import parsing, prompts
+from spade_jax.roles import asking
 from spade_jax.roles.designer import Sampler
+from spade_jax.roles.protocol import speech
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.record import Recorder
-from spade_jax.types import Arm, Environment, Episode, Fault, Outcome, SamplingParams, Stop, Turn
+from spade_jax.types import Arm, Environment, Episode, Fault, Outcome, Stop, Turn
 
-NO_ACTION = "No action was found. Put one action in \\boxed{}."
 MIN_COMPLETION_TOKENS = 8  # with less room than this a turn is not started
 
 
@@ -70,10 +70,12 @@ async def _turns(
     turns: list[Turn],
 ) -> tuple[Outcome, float | None, str]:
     """The turn loop: observation → completion → action → step. Appends to `record` and `turns`."""
-    hint = plan.environment.hint if plan.arm is Arm.HINTED else None
+    known = plan.environment.hint_for(plan.seed)
+    hint = known if plan.arm is Arm.HINTED else None
+    say = speech(plan.environment.source.program)
     observation = instance.observation
-    piece = chat.open(prompts.first_observation(observation, hint))
-    hinted_piece = chat.open(prompts.first_observation(observation, plan.environment.hint))
+    piece = say.open(chat, observation, hint)
+    hinted_piece = say.open(chat, observation, known)
     reserve = len(hinted_piece) - len(piece)  # the arms have the same room for the play itself
     for _ in range(config.max_turns):
         room = context_tokens - reserve - len(record) - len(piece) - 1
@@ -82,31 +84,23 @@ async def _turns(
         if size > config.max_observation_tokens or room < MIN_COMPLETION_TOKENS:
             return Outcome.TOKEN_LIMIT, None, f"observation of {size} tokens, {room} left"
         record.add_prompt(piece)
-        params = SamplingParams(
-            config.temperature,
-            min(config.max_tokens, room),
-            chat.stop_ids,
-            config.top_p,
-            config.top_k,
-            config.min_p,
-            thinking_tokens=config.thinking_tokens,
-            thinking=chat.thinking_block,
-        )
+        params = asking.sampling(config, chat, min(config.max_tokens, room))
         try:
             completion = await engine.generate(record.tokens, params, key)
         except SamplerError as error:
             return Outcome.SAMPLER_ERROR, None, str(error)
-        record.add_completion(completion)
+        text = chat.decode(completion.tokens)
+        malformed = config.mask_malformed_calls and say.is_malformed(text)
+        record.add_completion(completion, trained=not malformed)
         if completion.stop.cut:
             return Outcome.SAMPLER_ERROR, None, f"completion ended by {completion.stop}"
-        text = chat.decode(completion.tokens)
         if completion.stop is not Stop.STOP_ID:
             turns.append(Turn(observation, text, None, None))
             return Outcome.TOKEN_LIMIT, None, f"completion ended by {completion.stop}"
-        action = parsing.action(text)
+        action = say.action(text)
         if action is None:
             turns.append(Turn(observation, text, None, None))
-            observation = NO_ACTION
+            observation = say.no_action
         else:
             reply = await instance.step(action)
             if isinstance(reply, Fault):
@@ -118,7 +112,7 @@ async def _turns(
             if reply.truncated:
                 return Outcome.ENV_TRUNCATED, None, ""
             observation = reply.observation
-        piece = chat.reply(completion.tokens, observation)
+        piece = say.reply(chat, completion.tokens, observation)
     return Outcome.TURN_LIMIT, None, ""
 
 

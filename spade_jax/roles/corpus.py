@@ -1,8 +1,9 @@
 """The documents that ground designs, and the endless seeded order in which they are drawn.
 
 Two sources: the docstrings of installed packages (the embedded default) and the user's JSON lines.
-All documents are held in memory. There is no draw by topic or by skill: every document comes once
-per epoch, whatever it is used for.
+All documents are held in memory. A draw is from all documents or from those of a skill, and either
+each document comes once an epoch or every draw is by chance; which is a setting. Documents are not
+chosen by what they say: a skill's are those whose line names it, or names no skill.
 """
 
 import hashlib
@@ -14,12 +15,14 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import grain
 
+from models.tokenizer import Tokenizer
 from spade_jax.config import CorpusConfig
 from spade_jax.errors import CheckpointError, CorpusError
+from spade_jax.rollout.keys import named_rng, named_seed
 from spade_jax.types import Document
 
 logger = logging.getLogger(__name__)
@@ -30,10 +33,11 @@ _TERM = re.compile(r"\b[a-z]{4,12}\b")
 
 
 class Corpus:
-    """Documents, a shuffled order over them that never ends, and how common each of their words is.
+    """Documents, shuffled orders over them that never end, and how common each of their words is.
 
-    Process p of P draws the places p, p + P, p + 2P ... of one order, which depends on the
-    documents and the seed alone.
+    Process p of P draws the places p, p + P, p + 2P ... of an order, which depends on the documents
+    and the seed alone, and on the skill where each has its own. Without documents there is none to
+    draw.
     """
 
     def __init__(
@@ -42,25 +46,58 @@ class Corpus:
         seed: int,
         process_index: int = 0,
         process_count: int = 1,
+        *,
+        sampling: Literal["uniform", "per_skill"] = "uniform",
+        draws: Literal["epoch", "independent"] = "epoch",
     ):
         self._documents = tuple(documents)
+        self._seed = seed
         self._process_index = process_index
         self._process_count = process_count
-        self._position = 0  # documents this process has drawn
-        # Grain reshuffles in each epoch and can be indexed anywhere: the position is all the state.
-        self._order: Any = grain.MapDataset.source(self._documents).seed(seed).shuffle().repeat()
+        self._sampling, self._draws = sampling, draws
+        self._orders: dict[str, Any] = {}
+        self._positions: dict[str, int] = {}  # documents this process has drawn, by order
         digest = hashlib.sha256(f"{seed}".encode())
         for document in self._documents:
-            digest.update(json.dumps([document.document_id, document.text]).encode())
+            told = [document.document_id, document.text, document.skills]
+            digest.update(json.dumps(told).encode())
         self._fingerprint = digest.hexdigest()[:16]
 
     @classmethod
     def load(
-        cls, config: CorpusConfig, seed: int, *, process_index: int = 0, process_count: int = 1
+        cls,
+        config: CorpusConfig,
+        seed: int,
+        *,
+        skills: Sequence[str] = (),
+        process_index: int = 0,
+        process_count: int = 1,
     ) -> "Corpus":
-        """Read the corpus that `config` names; CorpusError when it has no usable document."""
-        documents = _read_jsonl(config) if config.path else _read_docstrings(config)
-        return cls(documents, seed, process_index, process_count)
+        """Read the corpus that `config` names, to be drawn for `skills`; none where it is off.
+
+        Raises:
+            CorpusError: it has no usable document, or one of the skills has none.
+        """
+        documents: list[Document] = []
+        if config.enabled:
+            documents = _read_jsonl(config) if config.path else _read_docstrings(config)
+        corpus = cls(
+            documents,
+            seed,
+            process_index,
+            process_count,
+            sampling=config.sampling,
+            draws=config.draws,
+        )
+        if config.enabled and config.sampling == "per_skill":
+            for skill in skills:
+                if not corpus._of(skill):
+                    raise CorpusError(
+                        f'corpus.sampling="per_skill", but none of the {len(documents)} documents '
+                        f'is for the skill {skill!r}: each names others under "skill"; add some, '
+                        'or set corpus.sampling to "uniform"'
+                    )
+        return corpus
 
     def __len__(self) -> int:
         return len(self._documents)
@@ -68,15 +105,33 @@ class Corpus:
     def __getitem__(self, index: int) -> Document:
         return self._documents[index]
 
-    def next(self) -> Document:
-        """Draw this process's next document."""
-        place = self._process_index + self._position * self._process_count
-        self._position += 1
-        return self._order[place]
+    def next(self, skill: str = "") -> Document | None:
+        """Draw this process's next document, for `skill` if each has its own; None without any."""
+        if not self._documents:
+            return None
+        name = skill if self._sampling == "per_skill" else ""
+        position = self._positions.get(name, 0)
+        self._positions[name] = position + 1
+        place = self._process_index + position * self._process_count
+        documents = self._of(name)
+        if self._draws == "independent":
+            return named_rng(self._seed, "document", name, place).choice(documents)
+        if name not in self._orders:
+            # Grain reshuffles in each epoch and can be indexed anywhere: the position is all the
+            # state.
+            seed = named_seed(self._seed, "corpus", name) if name else self._seed
+            self._orders[name] = grain.MapDataset.source(documents).seed(seed).shuffle().repeat()
+        return self._orders[name][place]
+
+    def _of(self, skill: str) -> tuple[Document, ...]:
+        """The documents of a skill; all of them for none."""
+        if not skill:
+            return self._documents
+        return tuple(each for each in self._documents if not each.skills or skill in each.skills)
 
     def state(self) -> dict[str, Any]:
-        """Return what `restore` needs to continue the order, as JSON values."""
-        return {"fingerprint": self._fingerprint, "position": self._position}
+        """Return what `restore` needs to continue the orders, as JSON values."""
+        return {"fingerprint": self._fingerprint, "positions": dict(self._positions)}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken, on the same documents and seed."""
@@ -87,7 +142,7 @@ class Corpus:
                 "the corpus section, run.seed, the corpus file and the package versions it was "
                 "made with, or start a new run folder"
             )
-        self._position = state["position"]
+        self._positions = {str(name): int(place) for name, place in state["positions"].items()}
 
     def document_frequency(self, term: str) -> int:
         """Return how many documents have the word `term`, of 4 to 12 letters, in title or text."""
@@ -117,6 +172,21 @@ class Corpus:
 def excerpt(document: Document, words: int) -> str:
     """Return what the designer is shown: the title, then the first `words` words on one line."""
     return f"{document.title}\n{' '.join(document.text.split(None, words)[:words])}"
+
+
+def cut_tokens(text: str, max_tokens: int, tokenizer: Tokenizer) -> str:
+    """Return the beginning of a text that has at most `max_tokens` tokens, with a cut marked."""
+    ids = tokenizer.encode(text)
+    if len(ids) <= max_tokens:
+        return text
+    room = max_tokens - len(tokenizer.encode(CUT_MARKER))
+    while room > 0:
+        # A character may be cut in two, and a cut text be spelt in more tokens than before.
+        kept = tokenizer.decode(ids[:room]).rstrip("\ufffd").rstrip() + CUT_MARKER
+        if len(tokenizer.encode(kept)) <= max_tokens:
+            return kept
+        room -= 1
+    return ""
 
 
 def _terms(text: str) -> dict[str, None]:
@@ -204,5 +274,14 @@ def _parse_line(line: bytes, config: CorpusConfig) -> Document | str:
     title, text = (value.encode("utf-8", errors="replace").decode() for value in (title, text))
     document_id = hashlib.sha256(text.encode()).hexdigest()[:12]
     return Document(
-        document_id=document_id, title=" ".join(title.split()), text=_cut(text, config.max_words)
+        document_id=document_id,
+        title=" ".join(title.split()),
+        text=_cut(text, config.max_words),
+        skills=_skills(record.get("skill")),
     )
+
+
+def _skills(value: Any) -> tuple[str, ...]:
+    """The skills that a line names: a text or a list of texts; none for anything else."""
+    named = value if isinstance(value, list) else [value]
+    return tuple(each.strip() for each in named if isinstance(each, str) and each.strip())

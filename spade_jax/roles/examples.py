@@ -14,13 +14,14 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from spade_jax.config import SKILLS, Difficulty, MemoryConfig
-from spade_jax.envs.library import FAMILIES, Draw, Family
+from spade_jax.envs.library import FAMILIES, TOOL_FAMILIES, Draw, Family
 from spade_jax.envs.library.base import pick_terms
 from spade_jax.envs.pool import Pool
 from spade_jax.errors import CorpusError
-from spade_jax.roles import memory, prompts
+from spade_jax.roles import memory, protocol
 from spade_jax.roles.corpus import Corpus, excerpt
 from spade_jax.roles.designer import MAX_TERMS
+from spade_jax.roles.prompts import compact
 from spade_jax.rollout.chat import Chat
 from spade_jax.types import Fault, Reply, Role
 
@@ -63,9 +64,10 @@ def ground(
     document_words: int,
     avoid: Sequence[str] = (),
     skill: str | None = None,
+    skills: Sequence[str] = SKILLS,
 ) -> Grounded:
-    """Draw a document, a skill and a family that is not in `avoid` where there is another, and its
-    program.
+    """Draw a document, a skill out of `skills` unless one is given, a family that is not in `avoid`
+    where there is another, and its program.
 
     Raises:
         CorpusError: no document with enough rare words turned up.
@@ -82,34 +84,41 @@ def ground(
             f"{document_words} words; "
             "use a larger corpus or raise designer.document_words"
         )
-    skill = skill or rng.choice(SKILLS)
+    skill = skill or rng.choice(skills)
     names, odds = zip(*DIFFICULTIES, strict=True)
     difficulty = rng.choices(names, odds)[0]
-    choices = [f for f in FAMILIES if f.skill == skill]
+    choices = [f for f in (*FAMILIES, *TOOL_FAMILIES) if f.skill == skill]
     family: Family = rng.choice([f for f in choices if f.class_name not in avoid] or choices)
     return Grounded(family.draw(rng, terms, difficulty), skill, difficulty, shown, terms)
 
 
 def text_examples(
-    seed: int, corpus: Corpus, chat: Chat, document_words: int, band: MemoryConfig
+    seed: int,
+    corpus: Corpus,
+    chat: Chat,
+    document_words: int,
+    band: MemoryConfig,
+    skills: Sequence[str] = SKILLS,
 ) -> Iterator[Example]:
-    """Endless designs and hints, three designs to one hint; `band` says which records teach."""
+    """Endless designs and hints, three designs to one hint; `band` says which records teach, and
+    what is shown of them.
+    """
     rng = random.Random(f"text/{seed}")
     while True:
-        records, avoid = _memory_lines(rng, corpus, document_words, band)
+        records, avoid = _memory_lines(rng, corpus, document_words, band, skills)
         skill = records[0].skill if records else None
-        item = ground(rng, corpus, document_words, avoid, skill)
+        item = ground(rng, corpus, document_words, avoid, skill, skills)
         lines = [
-            memory.render(record, band.win_low <= record.win_rate <= band.win_high)
+            memory.render(record, band.win_low <= record.win_rate <= band.win_high, band.shows)
             for record in records
         ]
-        prompt = prompts.designer(item.skill, item.difficulty, item.excerpt, item.terms, lines)
+        prompt = compact.designer(item.skill, item.difficulty, item.excerpt, item.terms, lines)
         completion = f"```python\n{item.draw.program.rstrip()}\n```"
         yield _example(
             Role.DESIGNER, "design", [(chat.open(prompt), False), (chat.finish(completion), True)]
         )
         if rng.random() < 1 / 3:
-            prompt = prompts.hint(item.draw.program.rstrip())
+            prompt = compact.hint(item.draw.program.rstrip())
             pieces = [(chat.open(prompt), False), (chat.finish(item.draw.hint), True)]
             yield _example(Role.DESIGNER, "hint", pieces)
 
@@ -127,19 +136,23 @@ def copy_examples(seed: int, words: Sequence[str], chat: Chat) -> Iterator[Examp
         terms = rng.sample(words, rng.randint(MIN_TERMS, MAX_TERMS))
         chosen = pick_terms(rng, terms, rng.randint(MIN_TERMS, len(terms)))
         pieces = [
-            (chat.open(prompts.terms_line(terms)), False),
-            (chat.finish(f"[{prompts.quoted(chosen)}]"), True),
+            (chat.open(compact.terms_line(terms)), False),
+            (chat.finish(f"[{compact.quoted(chosen)}]"), True),
         ]
         yield _example(Role.DESIGNER, "copy", pieces)
 
 
 def _memory_lines(
-    rng: random.Random, corpus: Corpus, document_words: int, band: MemoryConfig
+    rng: random.Random,
+    corpus: Corpus,
+    document_words: int,
+    band: MemoryConfig,
+    skills: Sequence[str],
 ) -> tuple[list[memory.Record], list[str]]:
     """Invented memory records of one skill, as a run would show them, and names to avoid."""
     count = rng.choice((0, 0, 1, 2, 3))
     records, names = [], []
-    skill = rng.choice(SKILLS)
+    skill = rng.choice(skills)
     for _ in range(count):
         item = ground(rng, corpus, document_words, names, skill)
         summary = memory.summary(item.draw.program)
@@ -161,6 +174,7 @@ async def play_examples(
     document_words: int,
     max_turns: int,
     count: int,
+    skills: Sequence[str] = SKILLS,
 ) -> AsyncIterator[Example]:
     """Yield `count` won expert plays, hinted and unhinted in equal shares; lost plays are not
     taught.
@@ -168,7 +182,7 @@ async def play_examples(
     rng = random.Random(f"play/{seed}")
     made = 0
     while made < count:
-        item = ground(rng, corpus, document_words)
+        item = ground(rng, corpus, document_words, skills=skills)
         for instance_index in range(4):
             hinted = instance_index % 2 == 0
             example = await _play(rng, chat, pool, item.draw, hinted, max_turns)
@@ -188,14 +202,14 @@ async def _play(
     instance = await pool.open(draw.program, rng.randrange(2**31))
     if isinstance(instance, Fault):
         raise RuntimeError(f"library family {draw.family} failed to start: {instance}")
-    player = draw.player(hinted, rng)
+    player, say = draw.player(hinted, rng), protocol.speech(draw.program)
     observation = instance.observation
-    piece = chat.open(prompts.first_observation(observation, draw.hint if hinted else None))
+    piece = say.open(chat, observation, draw.hint if hinted else None)
     pieces: list[tuple[Int[np.ndarray, " _"], bool]] = []
     won = False
     for _ in range(max_turns):
         thought, action = player.act(observation)
-        completion = chat.finish(f"{thought} \\boxed{{{action}}}")
+        completion = chat.finish(say.write(thought, action))
         pieces += [(piece, False), (completion, True)]
         reply = await instance.step(action)
         if not isinstance(reply, Reply):
@@ -204,6 +218,6 @@ async def _play(
             won = reply.terminated and reply.reward >= 1 - 1e-6
             break
         observation = reply.observation
-        piece = chat.reply(completion, observation)
+        piece = say.reply(chat, completion, observation)
     await instance.close()
     return _example(Role.AGENT, "play", pieces) if won else None

@@ -1,7 +1,9 @@
-"""The designer's memory: what earlier environments were and how they taught. First in, first out.
+"""The designer's memory: what earlier environments were and how they taught. First in, first out,
+and no two records near-duplicates (`diversity`): the newer one stays.
 
-A record is shown as one line: class name, the words it was built on, win rate and regret. Novelty
-measures are deliberately not here yet; near-duplicates of a record are refused by admission.
+What is shown of a record is a setting. One line is for small policies: class name, the words it was
+built on, win rate and regret. A summary, or the whole program of a record that teaches, comes with
+what it brought, and one to avoid with the reason and what it was.
 """
 
 import ast
@@ -10,8 +12,13 @@ import random
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from spade_jax.config import MemoryConfig
+from spade_jax.roles.digests import digest
+from spade_jax.roles.diversity import Likeness
+
+Shows = Literal["line", "summary", "program"]
 
 MAX_WORDS_SHOWN = 3
 MAX_WORD_LETTERS = 24  # a longer name or word is cut: the program is model text
@@ -57,12 +64,20 @@ def summary(program: str) -> str:
     return name + (" of " + ", ".join(shown) if shown else "")
 
 
-def render(record: Record, learnable: bool) -> str:
-    """One line for the designer's prompt."""
-    if not learnable:
-        return f"{record.summary} was too {'easy' if record.win_rate > 0.5 else 'hard'}"
+def render(record: Record, learnable: bool, shows: Shows = "line") -> str:
+    """One record for the designer's prompt: a line, or a block of several."""
     regret = "unknown" if record.regret is None else f"{record.regret:.2f}"
-    return f"{record.summary} won {record.win_rate:.2f}, regret {regret}"
+    fault = f"too {'easy' if record.win_rate > 0.5 else 'hard'}"
+    if shows == "line":
+        told = f"won {record.win_rate:.2f}, regret {regret}" if learnable else f"was {fault}"
+        return f"{record.summary} {told}"
+    won = f"the player won {record.win_rate:.0%} of its plays without a hint"
+    if not learnable:
+        return f"To avoid, {fault} to learn from: {won}.\n{digest(record.program)}"
+    shown = digest(record.program)
+    if shows == "program":
+        shown = f"```python\n{record.program.strip()}\n```"
+    return f"It taught: {won}, regret {regret}.\n{shown}"
 
 
 class Memory:
@@ -72,9 +87,18 @@ class Memory:
         self.config = config
         self.records = list(records)
 
-    def add(self, record: Record) -> None:
-        """Append, replacing an older record of the same environment."""
+    def add(self, record: Record, likeness: Likeness | None = None) -> None:
+        """Append, replacing an older record of the same environment, and by `likeness` those that
+        the new one is a near-duplicate of.
+        """
+        known = {old.environment_id for old in self.records}
         kept = [old for old in self.records if old.environment_id != record.environment_id]
+        if likeness is not None and record.environment_id not in known:
+            kept = [
+                old
+                for old in kept
+                if not likeness.nearest(record.program, {old.environment_id: old.program}).reason
+            ]
         self.records = [*kept, record][-self.config.size :] if self.config.size else []
 
     def draw(self, skill: str, rng: random.Random) -> list[str]:
@@ -91,8 +115,9 @@ class Memory:
         best = best[: max(3 * self.config.positives, 10)]
         shown = rng.sample(best, min(self.config.positives, len(best)))
         avoid = rng.sample(others, min(self.config.negatives, len(others)))
-        return [render(record, True) for record in shown] + [
-            render(record, False) for record in avoid
+        shows = self.config.shows
+        return [render(record, True, shows) for record in shown] + [
+            render(record, False, shows) for record in avoid
         ]
 
     def state(self) -> list[dict]:

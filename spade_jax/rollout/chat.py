@@ -110,15 +110,23 @@ class Chat:
         return self._ids([*self._close(completion), *self._user([self._clean(text)])])
 
     def reply_tools(
-        self, completion: Int[np.ndarray, " completion"], results: Sequence[str]
+        self,
+        completion: Int[np.ndarray, " completion"],
+        results: Sequence[str],
+        text: str = "",
     ) -> Int[np.ndarray, " seq"]:
-        """As `reply`, with the results of the tool calls of `completion` in one turn."""
+        """As `reply`, with the results of the tool calls of `completion` in one turn, and in a turn
+        of its own what the user says after them.
+        """
         self._need_tools()
         parts: list[Part] = []
         for result in results:
             parts += [*self._split("\n<tool_response>\n" if parts else "<tool_response>\n"), result]
             parts += self._split("\n</tool_response>")
-        return self._ids([*self._close(completion), *self._user(parts)])
+        if not text:
+            return self._ids([*self._close(completion), *self._user(parts)])
+        said = self._user([self._clean(text)])
+        return self._ids([*self._close(completion), *self._turn("user", parts), *said])
 
     def finish(
         self,
@@ -180,14 +188,11 @@ class Chat:
             "on request": "" if self._thinking else NO_THOUGHT,
             "always": f"{THINK_OPEN}\n",
         }[self._template.thinks]
-        return [
-            *self._header("user"),
-            *message,
-            self._end,
-            *self._split(self._template.after),
-            *self._header("assistant"),
-            *self._split(opening),
-        ]
+        return [*self._turn("user", message), *self._header("assistant"), *self._split(opening)]
+
+    def _turn(self, role: str, message: Sequence[Part]) -> list[Part]:
+        """A whole turn."""
+        return [*self._header(role), *message, self._end, *self._split(self._template.after)]
 
     def _close(self, completion: Int[np.ndarray, " completion"]) -> list[Part]:
         ended = completion.size > 0 and int(completion[-1]) == self._end

@@ -31,6 +31,7 @@ from models.execution import PLAIN, Execution
 from spade_jax.config import EngineConfig
 from spade_jax.errors import SamplerError
 from spade_jax.rollout import weights
+from spade_jax.rollout.pages import copies_in_parts
 from spade_jax.rollout.programs import MAX_STOP_IDS, Program, Programs, State, blank
 from spade_jax.rollout.requests import Request
 from spade_jax.rollout.rounds import Call, Lane, Plan, Results, Rounds
@@ -335,7 +336,7 @@ class Engine:
 
     def _copy(self, copies: Sequence[tuple[int, int]]) -> None:
         program = Program("copy")
-        for part in _parts(copies, self._config.slots):
+        for part in copies_in_parts(copies, self._config.slots):
             pages = blank(self._programs.shapes(program))
             pages.target[:] = -1
             for row, (source, target) in enumerate(part):

@@ -43,6 +43,28 @@ class Opened(NamedTuple):
     copy: tuple[int, int] | None  # (source, target): pages to copy before the target is written to
 
 
+def copies_in_parts(copies: Sequence[tuple[int, int]], size: int) -> list[list[tuple[int, int]]]:
+    """Cut copies that are meant one after the other into parts of at most `size`, each of which may
+    read all its sources before it writes a target.
+
+    A copy of a copy, which is common among prompts with one beginning, is taken from the first page
+    instead, so that it need not wait for another part.
+    """
+    parts: list[list[tuple[int, int]]] = [[]]
+    origins: dict[int, int] = {}  # of what has been copied, where its content still is
+    written: set[int] = set()  # by the parts before this one
+    for source, target in copies:
+        first = origins.get(source, source)
+        lost = first != source and first in written
+        if lost or len(parts[-1]) == size or any(target == other for _, other in parts[-1]):
+            written |= {page for _, page in parts[-1]}
+            parts.append([])
+            first = source if first in written else first
+        parts[-1].append((first, target))
+        origins[target] = first
+    return [part for part in parts if part]
+
+
 class PageTable:
     """Pages, their tokens and their users."""
 
@@ -104,8 +126,8 @@ class PageTable:
                 held.nodes.append(source)
                 held.length += same
             else:
-                # Copies of one round are made at once: until then the new page is no source itself.
                 copy = (source, self._begin(held, rest[:same]))
+                self._computed[copy[1]] = same
         # What is shared may still be under work, which is then ahead of this sequence's own.
         hit = held.computed = held.length
         self.write(held, tokens[hit:])

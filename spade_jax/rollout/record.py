@@ -5,7 +5,7 @@ trained on (decision 1).
 import numpy as np
 from jaxtyping import Int, Integer
 
-from spade_jax.types import Completion, Trajectory
+from spade_jax.types import Completion, Stop, Trajectory
 
 
 class Recorder:
@@ -19,6 +19,8 @@ class Recorder:
         self._turns: list[int] = []
         self._turn = 0
         self._version: int | None = None
+        self._end = 0  # behind the last sampled token
+        self._truncated = False
         self._routing: list[np.ndarray] = []
         self._routed = 0  # tokens whose routing is known
 
@@ -35,20 +37,24 @@ class Recorder:
         nothing = [0.0] * len(ids)
         self._extend(ids.tolist(), nothing, nothing, [False] * len(ids))
 
-    def add_completion(self, completion: Completion) -> None:
-        """Append what the policy sampled and close the turn."""
+    def add_completion(self, completion: Completion, *, trained: bool = True) -> None:
+        """Append what the policy sampled and close the turn; without `trained` it has no loss."""
         if self._version is not None and completion.policy_version != self._version:
             raise ValueError(
                 f"one trajectory sampled by policy versions {self._version} and "
                 f"{completion.policy_version}"
             )
         self._version = completion.policy_version
+        self._truncated = completion.stop in (Stop.MAX_TOKENS, Stop.CONTEXT)
         forced = completion.forced
+        sampled = np.ones(len(completion.tokens), bool) if forced is None else ~forced
+        if sampled.any():
+            self._end = len(self._tokens) + int(np.flatnonzero(sampled)[-1]) + 1
         self._extend(
             completion.tokens.tolist(),
             completion.logprobs.tolist(),
             completion.untruncated_logprobs.tolist(),
-            [True] * len(completion.tokens) if forced is None else (~forced).tolist(),
+            (sampled & trained).tolist(),
         )
         if completion.routing is not None:
             # Of a token seen before, the first choice counts: under it the next one was sampled.
@@ -58,9 +64,9 @@ class Recorder:
 
     def build(self, temperature: float) -> Trajectory | None:
         """The finished record up to the last sampled token, or None when nothing was sampled."""
-        if self._version is None or not any(self._mask):
+        if self._version is None or not self._end:
             return None
-        end = max(index for index, sampled in enumerate(self._mask) if sampled) + 1
+        end = self._end
         return Trajectory(
             tokens=np.asarray(self._tokens[:end], np.int32),
             loss_mask=np.asarray(self._mask[:end], bool),
@@ -70,6 +76,7 @@ class Recorder:
             policy_version=self._version,
             temperature=temperature,
             routing=self._routing_to(end),
+            truncated=self._truncated,
         )
 
     def _routing_to(self, end: int) -> Integer[np.ndarray, "seq layers chosen"] | None:

@@ -6,6 +6,7 @@ logs nothing: a number that was not measured is absent, never 0.0. `sinks.py` wr
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -26,6 +27,10 @@ AVERAGED: dict[str, str] = {
     "agent/completion_tokens_mean": "tokens of one completion of the agent",
     "agent/zero_variance_group_frac": "agent groups of equal returns, which teach nothing",
     "sandbox/void_frac": "episodes that carry no return",
+    "designer/raw_valid_frac": "first answers whose program runs as the contract says",
+    "designer/raw_solved_frac": "first answers whose program its own solution wins on every seed",
+    "designer/raw_admissible_frac": "first answers whose program passes every test of programs",
+    "designer/repair_admitted_frac": "answers to a refusal that were admitted",
     "designer/regret_mean": "hinted minus unhinted return of an environment",
     "designer/regret_stderr_mean": "standard error of an environment's regret",
     "designer/regret_credited_mean": "regret of an environment that its designer is paid for",
@@ -38,9 +43,38 @@ AVERAGED: dict[str, str] = {
     "designer/reward_mean": "reward of a design, refused ones included",
     "designer/punished_frac": "scored designs that were refused or broke in play",
     "designer/learnable_frac": "environments whose win rate lies in the learnable band",
+    "designer/easy_frac": "environments whose win rate lies above the learnable band",
+    "designer/hard_frac": "environments whose win rate lies below the learnable band",
     "designer/anchor_mean": "win-rate anchor of an environment",
+    "designer/novelty_program_mean": "1 - likeness of a program's code to the nearest known one's",
+    "designer/novelty_rules_mean": "1 - cosine of a program's texts to the nearest known one's",
+    "curriculum/learnable_frac": "environments asked for in the last 16 steps that were learnable",
+    "curriculum/easy_frac": "environments asked for in the last 16 steps that were won too often",
+    "curriculum/hard_frac": "environments asked for in the last 16 steps that were won too seldom",
+    "curriculum/unfilled_frac": "environments asked for in the last 16 steps that were not played",
+    "diversity/near_duplicate_frac": "programs of the cycle like an earlier one of the window",
 }
 """Means and shares over sets measured on the host; `mean` writes them together with their count."""
+
+PURPOSES = {
+    "design": "tokens sampled for first answers of the designer",
+    "repair": "tokens sampled for its answers to refusals",
+    "hint": "tokens sampled for hints in calls of their own, refused ones included",
+    "judge": "tokens sampled for judging programs",
+    "unhinted": "tokens sampled in plays without the hint",
+    "hinted": "tokens sampled in plays with the hint",
+}
+"""What a cycle's tokens are sampled for; together they are all of them."""
+
+PER_SKILL: dict[str, str] = {
+    "win_frac": "episodes without the hint that were won",
+    "return_mean": "return of an episode without the hint",
+    "regret_mean": "hinted minus unhinted return of an environment",
+    "reward_mean": "reward of a design, refused ones included",
+    "tracker_fast": "fast tracker of the mean return",
+    "tracker_slow": "slow tracker of the mean return",
+}
+"""What is logged for each skill, as `skill/<skill>_<name>` (`skill_metric`)."""
 
 DECLARED: dict[str, str] = {
     "progress/step": "index of the step, from 0",
@@ -49,14 +83,22 @@ DECLARED: dict[str, str] = {
     **AVERAGED,
     **{f"{name}_count": f"size of the set behind {name}" for name in AVERAGED},
     **{f"agent/outcome_{o}_count": f"episodes that ended as {o.name}" for o in Outcome},
-    "designer/attempted_count": "designs written",
+    "designer/attempted_count": "designs written, answers to refusals included",
     "designer/admitted_count": "designs admitted",
     "designer/admitted_frac": "share of the designs that were admitted",
     **{f"designer/refused_{g}_count": f"designs refused by the gate {g.name}" for g in Gate},
     **{f"designer/refused_{g}_frac": f"share of the designs refused by {g.name}" for g in Gate},
+    "designer/braces_repaired_count": "programs whose braces were doubled where they were no code",
+    **{f"sampler/{purpose}_tokens_count": text for purpose, text in PURPOSES.items()},
     "designer/scale": "what the designer's advantages were multiplied by",
     "designer/pending_count": "designer groups that wait for more plays",
     "memory/size_count": "records in the memory of earlier environments",
+    "diversity/window_count": "newest admitted programs that the Vendi scores are of",
+    "diversity/vendi_rules": "effective number of different programs among these, by their texts",
+    "diversity/vendi_rules_frac": "the same over their number",
+    "diversity/vendi_program": "effective number of different programs among these, by their code",
+    "diversity/vendi_program_frac": "the same over their number",
+    "diversity/repeat_run_max": "longest run of near-duplicates of one skill in the window",
     "loss/agent": "loss of the agent's tokens",
     "loss/designer": "loss of the designer's tokens, before its weight",
     "loss/clip_frac": "trained tokens whose ratio was clipped",
@@ -65,6 +107,9 @@ DECLARED: dict[str, str] = {
     "optim/agent_grad_norm": "norm of the agent's loss gradient at the final hidden states",
     "optim/designer_grad_norm": "norm of the designer's loss gradient at the final hidden states",
     "optim/lr": "learning rate",
+    "optim/skipped_count": "updates skipped for gradients not finite; absent when there were none",
+    "policy/kl_agent_mean": "KL to the starting weights at the agent's tokens, as estimated",
+    "policy/kl_designer_mean": "KL to the starting weights at the designer's tokens, as estimated",
     "policy/entropy_agent_mean": "entropy in nats of the policy at the agent's tokens",
     "policy/entropy_designer_mean": "entropy in nats of the policy at the designer's tokens",
     "sampler/learner_logprob_gap_max": "largest gap between sampler and learner log-probability",
@@ -96,6 +141,7 @@ DECLARED: dict[str, str] = {
     "sandbox/memory_peak_bytes": "most memory that all workers together had added to their birth's",
     "batch/tokens_count": "tokens of the update, padding left out",
     "batch/rows_count": "rows of the update, empty ones left out",
+    "batch/packed_frac": "tokens of the update over the tokens computed, padding included",
     "moe/expert_load_max_frac": "share of the routed tokens that the busiest expert took",
     "moe/load_imbalance_max": "load of the busiest expert over the mean load, in the worst layer",
     "moe/load_imbalance_mean": "load of the busiest expert over the mean load, mean over layers",
@@ -137,9 +183,29 @@ def check(metrics: Mapping[str, Any]) -> dict[str, int | float]:
     return {name: _number(name, value, metrics) for name, value in metrics.items()}
 
 
+def skill_metric(skill: str, stat: str) -> str:
+    """The name of one of `PER_SKILL`: "skill/optimization_win_frac"."""
+    return f"skill/{re.sub('[^a-z0-9]+', '_', skill.lower()).strip('_')}_{stat}"
+
+
+def declared(name: str) -> bool:
+    """Whether a name may be logged."""
+    return name in DECLARED or _stat(name.removesuffix("_count")) is not None
+
+
+def _stat(name: str) -> str | None:
+    """What of `PER_SKILL` a name stands for, or None."""
+    found = re.fullmatch(r"skill/[a-z][a-z0-9_]*?_(" + "|".join(PER_SKILL) + ")", name)
+    return found and found[1]
+
+
+def _averaged(name: str) -> bool:
+    return name in AVERAGED or (_stat(name) or "").endswith(("_frac", "_mean"))
+
+
 def mean(name: str, values: Iterable[float | None]) -> dict[str, int | float]:
     """Return the mean of the values that are not None and their count; nothing if none is."""
-    if name not in AVERAGED:
+    if not _averaged(name):
         raise ValueError(
             f"{name!r} is not in telemetry.metrics.AVERAGED; declare it there with its meaning"
         )
@@ -150,11 +216,11 @@ def mean(name: str, values: Iterable[float | None]) -> dict[str, int | float]:
 
 
 def _number(name: str, value: Any, metrics: Mapping[str, Any]) -> int | float:
-    if name not in DECLARED:
+    if not declared(name):
         raise ValueError(
             f"metric {name!r} is not declared; declare it in telemetry.metrics with its meaning"
         )
-    if name in AVERAGED and f"{name}_count" not in metrics:
+    if _averaged(name) and f"{name}_count" not in metrics:
         raise ValueError(
             f"metric {name!r} lacks its sibling {name}_count; make both with telemetry.metrics.mean"
         )

@@ -7,7 +7,10 @@
     rejected/002/<id>.py .json       refused designs with the reason; .txt: not a program
     checkpoints/                     Orbax's own
     tokenizer.model (or .json, ...)  the tokenizer of the policy, as its checkpoint had it
+    profile/                         what the profiler saw of a few steps, if asked for
     summary.md                       written at the end
+
+It may be in a bucket, as `gs://...`: then `path` is its local spool, and `push` sends it there.
 
 Program text is untrusted: it is written as it is, and every name comes from our ids. Whole files
 appear at once (a temporary name, then a rename), so a kill leaves either the old file or the new
@@ -24,17 +27,20 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from spade_jax.errors import SpadeError
 from spade_jax.telemetry import metrics as metric_names
+from spade_jax.telemetry.bucket import Bucket, is_url
 from spade_jax.types import Design, Environment, Episode, to_json
 
 logger = logging.getLogger(__name__)
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _TEMPORARY = ".tmp"
+DEFAULT_SPOOL = "~/.cache/spade_jax/spool"
+_REVISION = Path(__file__).resolve().parents[2] / ".revision"  # left by launch/tpu.sh
 
 
 @contextmanager
@@ -126,7 +132,12 @@ def _records(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
 
 
 def code_revision() -> str:
-    """Return the git revision of the code, `-dirty` if changed since; `unknown` without git."""
+    """Return the git revision of the code, `-dirty` if changed since; `unknown` without git.
+
+    Of code that was copied to a machine without its git, the copy says it.
+    """
+    if _REVISION.is_file():
+        return _REVISION.read_text(errors="replace").strip()[:100]
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         result = subprocess.run(
@@ -146,11 +157,30 @@ def _file_name(identifier: str) -> str:
 
 
 class RunFolder:
-    """The run folder as drawn above. Opening it makes the folder and changes nothing in it."""
+    """The run folder as drawn above. Opening it makes the folder and changes nothing in it.
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser().absolute()
-        self.checkpoints = self.path / "checkpoints"
+    `path` is a local folder, and `name` what the user calls it: of a folder in a bucket, its URL.
+    """
+
+    def __init__(
+        self, path: str | Path, *, spool: str | Path = DEFAULT_SPOOL, writes: bool = True
+    ) -> None:
+        """Open a run folder.
+
+        Args:
+            spool: the local folder that holds the spools of run folders in buckets.
+            writes: of several processes with one run folder, one writes; to the others this is
+                False, and what they are told to write is left out.
+        """
+        self._bucket = None
+        if is_url(path):
+            home = Path(spool).expanduser().absolute()
+            self.path = home / str(path).rstrip("/").replace("://", "/")
+            self._bucket = Bucket(str(path), self.path)
+        else:
+            self.path = Path(path).expanduser().absolute()
+        self.name = self._bucket.url if self._bucket else str(self.path)
+        self._writes = writes
         self._metrics = JsonlSink(self.path / "metrics.jsonl")
         with _writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
@@ -161,29 +191,45 @@ class RunFolder:
             if path.is_dir():
                 raise SpadeError(f"{path} is a folder; a file is expected: move it out of the way")
 
+    @property
+    def checkpoints(self) -> PurePath:
+        """Where Orbax writes the checkpoints: a local folder, or one in the bucket."""
+        return self._bucket.checkpoints if self._bucket else self.path / "checkpoints"
+
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other runs out while in the block.
+        """Keep other runs of this machine out while in the block. A run folder in a bucket is
+        brought here first.
 
         Raises:
             SpadeError: another run is in it.
         """
+        if not self._writes and self._bucket is None:  # the process that writes has the lock
+            yield
+            return
         descriptor = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(descriptor)
             raise SpadeError(
-                f"{self.path} is in use by another run; wait for its end or choose another "
+                f"{self.name} is in use by another run; wait for its end or choose another "
                 "--run.dir"
             ) from error
         except OSError:  # some network file systems have no locks; the run need not fail for it
             logger.warning("%s cannot be locked: start no second run in it", self.path)
         try:
+            if self._bucket:
+                self._bucket.pull()
             yield
         finally:
             with suppress(OSError):  # already closed
                 os.close(descriptor)
+
+    def push(self) -> None:
+        """Send what is new to the bucket, if the run folder is in one; return when it is there."""
+        if self._bucket and self._writes:
+            self._bucket.push()
 
     def logged_steps(self) -> list[Any]:
         """The steps that have a whole line of metrics, in the order of the lines."""
@@ -213,45 +259,53 @@ class RunFolder:
 
     def foreign_files(self) -> list[str]:
         """Names in the folder that no run put there, as far as a start that failed would."""
-        ours = [self.checkpoints] if self.checkpoints.is_dir() else []
-        started = [path for path in ours if not any(path.iterdir())]
+        if self._bucket:
+            return self._bucket.listing()  # where there are no empty folders
+        checkpoints = self.path / "checkpoints"
+        started = [checkpoints] if checkpoints.is_dir() and not any(checkpoints.iterdir()) else []
         return sorted(path.name for path in self.path.iterdir() if path not in started)
 
     def save_config(self, config: Mapping[str, Any]) -> None:
         """Write the resolved configuration, and beside it the revision of the code."""
-        write_atomic(self.path / "revision.txt", f"{code_revision()}\n".encode())
-        write_atomic(self.path / "config.json", _json_file(config))
+        self.save_file("revision.txt", f"{code_revision()}\n".encode())
+        self.save_file("config.json", _json_file(config))
+
+    def save_file(self, name: str, data: bytes) -> None:
+        """Write one whole file; `name` is relative to the run folder."""
+        if self._writes:
+            write_atomic(self.path / name, data)
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Append one step's metrics, after checking their names and values."""
-        self._metrics.write(metric_names.check(metrics))
+        checked = metric_names.check(metrics)
+        if self._writes:
+            self._metrics.write(checked)
 
     def save_episodes(self, step: int, episodes: Sequence[Episode]) -> None:
         """Write all episodes of a step, one a line."""
         data = b"".join(_json_line(episode) for episode in episodes)
-        write_atomic(self.path / "episodes" / f"step_{step:05d}.jsonl", data)
+        self.save_file(f"episodes/step_{step:05d}.jsonl", data)
 
     def save_environment(self, environment: Environment) -> None:
         """Write an admitted program and, beside it, all that is known about it."""
-        folder = self._cycle("environments", environment.cycle)
         name = _file_name(environment.environment_id)
+        path = f"environments/{environment.cycle:03d}/{name}"
         record = to_json(environment)
         program = record["source"].pop("program")
-        write_atomic(folder / f"{name}.py", _text(program))
-        write_atomic(folder / f"{name}.json", _json_file({"environment_id": name, **record}))
+        self.save_file(f"{path}.py", _text(program))
+        self.save_file(f"{path}.json", _json_file({"environment_id": name, **record}))
 
     def save_rejected(self, design: Design) -> None:
         """Write what a refused design proposed and, beside it, which gate refused it and why."""
-        folder = self._cycle("rejected", design.cycle)
-        name = _file_name(design.design_id)
+        path = f"rejected/{design.cycle:03d}/{_file_name(design.design_id)}"
         record = to_json(design)
         for written_elsewhere in ("trajectory", "source", "completion"):
             del record[written_elsewhere]
         if design.source is None:
-            write_atomic(folder / f"{name}.txt", _text(design.completion))
+            self.save_file(f"{path}.txt", _text(design.completion))
         else:
-            write_atomic(folder / f"{name}.py", _text(design.source.program))
-        write_atomic(folder / f"{name}.json", _json_file(record))
+            self.save_file(f"{path}.py", _text(design.source.program))
+        self.save_file(f"{path}.json", _json_file(record))
 
     def has_summary(self) -> bool:
         """Whether the run came to its end."""
@@ -259,7 +313,7 @@ class RunFolder:
 
     def save_summary(self, text: str) -> None:
         """Write the summary of the run, in Markdown."""
-        write_atomic(self.path / "summary.md", text.encode())
+        self.save_file("summary.md", text.encode())
 
     def cut(self, step: int, cycle: int) -> None:
         """Drop all that is later than the last step and cycle to keep (-1 keeps none).
@@ -267,9 +321,13 @@ class RunFolder:
         Checkpoints are left alone. Running it again, also after a kill in its middle, gives the
         same folder.
         """
+        if not self._writes:
+            return
+        if self._bucket:
+            self._cut_bucket(self._bucket, step, cycle)
         with _writing(self.path):
             for temporary in self.path.glob(f"**/*{_TEMPORARY}"):
-                if self.checkpoints not in temporary.parents:
+                if self.path / "checkpoints" not in temporary.parents:
                     temporary.unlink()
             (self.path / "summary.md").unlink(missing_ok=True)  # it told of the steps that go
             truncate_after(self._metrics.path, step)
@@ -281,8 +339,16 @@ class RunFolder:
                     if _number(folder.name) > cycle:
                         shutil.rmtree(folder)
 
-    def _cycle(self, kind: str, cycle: int) -> Path:
-        return self.path / kind / f"{cycle:03d}"
+    def _cut_bucket(self, bucket: Bucket, step: int, cycle: int) -> None:
+        """The same for what is in the bucket; of its metrics the next `push` sends what is kept."""
+        bucket.remove("summary.md")
+        for name in bucket.listing("episodes"):
+            if _number(name.removeprefix("step_").removesuffix(".jsonl")) > step:
+                bucket.remove(f"episodes/{name}")
+        for kind in ("environments", "rejected"):
+            for name in bucket.listing(kind):
+                if _number(name) > cycle:
+                    bucket.remove(f"{kind}/{name}")
 
 
 def _text(text: str) -> bytes:

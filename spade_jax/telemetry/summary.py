@@ -76,7 +76,7 @@ def summary(lines: Sequence[dict[str, Any]], moved: float | None) -> str:
     )
 
 
-def closing(lines: Sequence[dict[str, Any]], moved: float | None, folder: Path) -> str:
+def closing(lines: Sequence[dict[str, Any]], moved: float | None, folder: str) -> str:
     """The last lines a user sees: where the run is and what changed."""
     told = [
         f"  {label}: {_number(old)} -> {_number(new)}"

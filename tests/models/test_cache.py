@@ -67,7 +67,8 @@ def test_writes_by_hand():
     new = jnp.arange(1.0, 7.0).reshape(2, 3, 1, 1)
     where = places(table, positions, 4, 2)
     assert where.pages.tolist() == [[2, 0, 4], [3, 4, 4]]  # 4: padding, no page, past the table
-    keys, values = paged.write(*map(jnp.zeros, shapes), new, -new, where)
+    keys, values = (jnp.zeros(shape) for shape in shapes)
+    keys, values = paged.write(keys, values, new, -new, where)
     assert keys[:, 0, 0].tolist() == [[0, 2], [0, 0], [1, 0], [0, 4]]
     assert np.array_equal(values[:, 0, :, 0], -keys[:, 0, 0])
 

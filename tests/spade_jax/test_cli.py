@@ -44,7 +44,7 @@ def test_every_preset_builds():
         (["train", TINY, "stray"], ["stray"]),
         (["train", TINY, "--designer.difficulty", "harsh"], ["'harsh'", "medium"]),
         (["train", TINY, "--designer.skills", "Cooking"], ["Cooking", "Optimization"]),
-        (["train", TINY, "--designer.designs", "7"], ["designer.designs=7", "set 9"]),
+        (["train", TINY, "--designer.designs", "2"], ["designer.designs=2", "at least 3"]),
         (["train", TINY, "--model.num-heads", "5"], ["model.num_heads=5", "num_kv_heads=3"]),
         (
             ["train", TINY, "--engine.context-tokens", "4096"],
@@ -58,6 +58,9 @@ def test_every_preset_builds():
         (["train", TINY, "--run.init-from", "nothing"], ["nothing"]),
         (["train", TINY, "--resume"], ["--resume", "holds no run"]),
         (["warmstart", TINY, "--resume"], ["unknown option --resume"]),
+        (["warmstart", TINY, "--profile"], ["unknown option --profile"]),
+        (["train", TINY, "--run.dir", "ftp://host/x"], ["run.dir='ftp://host/x'", "gs"]),
+        (["train", TINY, "--telemetry.profile-steps", "-1"], ["telemetry.profile_steps=-1"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, parts, capsys, tmp_path):
@@ -68,6 +71,25 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, parts, capsys, tmp_pat
     assert message.startswith("spade-jax: ") and "\n" not in message
     for part in parts:
         assert part in message
+
+
+@pytest.mark.parametrize(
+    ("flags", "resume", "profile_steps"),
+    [
+        ([], False, 0),
+        (["--resume"], True, 0),
+        (["--resume-if-any", "--profile"], None, 3),
+        (["--profile", "--telemetry.profile-steps", "7"], False, 7),
+    ],
+)
+def test_flags_of_train(flags, resume, profile_steps, monkeypatch):
+    called = []
+    monkeypatch.setattr("spade_jax.train.train", lambda config, **how: called.append((config, how)))
+    assert cli.main(["train", TINY, "--run.steps", "5", *flags]) == 0
+    ((config, how),) = called
+    assert how == {"resume": resume}
+    assert config.telemetry.profile_steps == profile_steps
+    assert config.run.steps == 5
 
 
 def test_overrides_reach_the_config():

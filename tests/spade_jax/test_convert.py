@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from helpers import tree_allclose
 from models import tensors
 from models.config import read_config
 from models.convert import import_checkpoint
@@ -16,7 +17,7 @@ from models.sharding import build_mesh
 from models.shards import SafetensorsFolder
 from models.weights import load_weights, named_leaves, save_weights
 from spade_jax import cli
-from spade_jax.config import Config, RunConfig, to_dict
+from spade_jax.config import Config, LearnerConfig, RunConfig, to_dict
 from spade_jax.learner.checkpoint import Checkpoints
 from spade_jax.learner.step import Learner
 from spade_jax.telemetry.sinks import RunFolder
@@ -32,9 +33,13 @@ def start(tmp_path_factory) -> Path:
     return folder
 
 
-def make_run(path: Path, start: Path, steps=(0, 1)) -> Path:
+def make_run(path: Path, start: Path, steps=(0, 1), **learner) -> Path:
     """A run folder with checkpoints in which every parameter is the start's plus the step."""
-    config = Config(run=RunConfig(dir=str(path), init_from=str(start)), model=read_config(start))
+    config = Config(
+        run=RunConfig(dir=str(path), init_from=str(start)),
+        model=read_config(start),
+        learner=LearnerConfig(**learner),
+    )
     run = RunFolder(path)
     run.save_config(to_dict(config))
     mesh = build_mesh(1, 2, 2, 2)
@@ -78,6 +83,31 @@ def test_a_run_becomes_weights_to_start_from(run: Path, start: Path, tmp_path: P
     )
     loaded = load_weights(tmp_path / "out", config)
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, loaded, expected)))
+
+
+def test_the_adapters_of_a_run_are_merged(tmp_path: Path, start: Path):
+    """What leaves is what the run samples with: the weights with A @ B * alpha / rank."""
+    options = {"lora_rank": 2, "lora_alpha": 3.0}
+    run = make_run(tmp_path / "run", start, steps=(), **options)
+    config = read_config(start)
+    learner = Learner(config, LearnerConfig(**options), build_mesh(1, 1, 1, 1, jax.devices()[:1]))
+    state = learner.init(load_weights(start, config))
+    rng = np.random.default_rng(0)
+    drawn = jax.tree.map(
+        lambda leaf: jax.device_put(rng.normal(size=leaf.shape).astype(np.float32)), state.adapters
+    )
+    state = state._replace(adapters=drawn)
+    with Checkpoints(RunFolder(run).checkpoints, 1, {}) as checkpoints:
+        checkpoints.save(0, state, {})
+    assert cli.main(["convert", str(run), str(tmp_path / "out"), "--dtype", "float32"]) == 0
+    loaded = load_weights(tmp_path / "out", config)
+    policy = jax.device_get(learner.policy(state))
+    assert tree_allclose(jax.device_get(loaded), policy, rtol=1e-5, atol=1e-5)
+    query = policy["blocks"][0]["attention"]["query"][...]
+    adapter = drawn["blocks"][0]["attention"]["query"]
+    a, b = np.asarray(adapter["a"][...]), np.asarray(adapter["b"][...])
+    frozen = np.asarray(load_weights(start, config)["blocks"][0]["attention"]["query"][...])
+    np.testing.assert_allclose(query, frozen + 1.5 * np.tensordot(a, b, 1), rtol=1e-4, atol=1e-5)
 
 
 def test_a_run_of_our_own_family(tmp_path: Path, start: Path, capsys):

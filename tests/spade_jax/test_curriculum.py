@@ -8,11 +8,21 @@ import numpy as np
 import pytest
 
 from helpers import make_episode, make_trajectory
+from spade_jax import measures
 from spade_jax.config import MemoryConfig
-from spade_jax.curriculum import Curriculum, Pending, PlayTally, learnable_share
+from spade_jax.curriculum import (
+    LEARNABLE_STEPS,
+    Curriculum,
+    Difficulties,
+    Pending,
+    PlayTally,
+    banded,
+)
 from spade_jax.errors import CheckpointError
 from spade_jax.rewards.learning_potential import Tracker
+from spade_jax.roles.diversity import Window, Written
 from spade_jax.roles.memory import Memory, Record
+from spade_jax.telemetry import metrics
 from spade_jax.types import (
     Arm,
     Design,
@@ -61,6 +71,8 @@ def full_curriculum():
     curriculum.environments = [Environment(SOURCE, "hint", 0, "c0000_d000", verdict)]
     curriculum.pending = [Pending(0, 4, [design, refused], {SOURCE.environment_id: tally})]
     curriculum.trackers = {"Optimization": Tracker(0.1 + 0.2, -1e-17)}
+    curriculum.difficulties = [Difficulties(3, 2, 1, 12)]
+    curriculum.window = Window([Written(SOURCE.program, "Optimization", 0, True, True, 2)], ["x"])
     return curriculum
 
 
@@ -77,6 +89,8 @@ def test_state_survives_json_exactly():
         assert left.dtype == right.dtype and np.array_equal(left, right)
     assert other.environments == curriculum.environments
     assert other.trackers == curriculum.trackers
+    assert other.difficulties == curriculum.difficulties
+    assert other.window == curriculum.window
     assert other.pending[0].tallies == curriculum.pending[0].tallies
     assert other.pending[0].tallies[SOURCE.environment_id].pairs(Arm.UNHINTED) == {
         (2**31 - 1, 3): 1.0
@@ -91,6 +105,8 @@ def test_state_survives_json_exactly():
         {"environments": 3},
         {"trackers": {"Optimization": {"fast": 0.0}}},
         {"trackers": []},
+        {"difficulties": [[1]]},
+        {"window": {"written": []}},
     ],
 )
 def test_a_state_of_another_version_is_refused(damage):
@@ -114,9 +130,34 @@ def test_tally_counts_scored_unhinted_plays_only():
     assert tally.pairs(Arm.HINTED) == {(0, 2): 1.0}
 
 
-def test_learnable_share_includes_the_bounds():
-    assert learnable_share([]) is None
-    assert learnable_share([0.2, 0.8, 0.19, 0.81]) == 0.5
+def test_the_learnable_band_includes_its_bounds():
+    assert banded([]) == (0, 0, 0)
+    assert banded([0.2, 0.8, 0.19, 0.81, 1.0]) == (2, 2, 1)
+
+
+def test_difficulties_are_of_one_step_and_unfilled_places_count():
+    """Of four places, one environment is half won, one always, and one brought no play that
+    counts.
+    """
+    curriculum = Curriculum(Memory(MemoryConfig()))
+    half = [make_episode(environment_id="half", episode_return=value) for value in (1.0, 0.0)]
+    hinted = [make_episode(environment_id="half", arm=Arm.HINTED)] * 9
+    void = make_episode(environment_id="void", outcome=Outcome.INFRASTRUCTURE, episode_return=None)
+    curriculum.observe([*half, *hinted, make_episode(environment_id="easy"), void], 4)
+    assert curriculum.difficulties == [Difficulties(learnable=1, easy=1, hard=0, capacity=4)]
+    curriculum.observe([make_episode(environment_id="half", episode_return=0.0)], 4)
+    assert curriculum.difficulties[-1] == (0, 0, 1, 4)
+    logged = metrics.check(measures.difficulties(curriculum.difficulties))
+    shares = {"learnable": 1 / 8, "easy": 1 / 8, "hard": 1 / 8, "unfilled": 5 / 8}
+    assert logged == {
+        **{f"curriculum/{name}_frac": share for name, share in shares.items()},
+        **{f"curriculum/{name}_frac_count": 8 for name in shares},
+    }
+    for _ in range(LEARNABLE_STEPS):
+        curriculum.observe(half, 4)
+    assert curriculum.difficulties == [(1, 0, 0, 4)] * 16
+    assert measures.difficulties(curriculum.difficulties)["curriculum/learnable_frac"] == 0.25
+    assert measures.difficulties([]) == {}
 
 
 def test_to_json_is_plain():

@@ -11,7 +11,14 @@ import pytest
 
 from helpers import make_episode, make_trajectory
 from spade_jax import measures, scoring, selfplay
-from spade_jax.config import Config, DesignerConfig, LearnerConfig, RewardConfig, RunConfig
+from spade_jax.config import (
+    Config,
+    DesignerConfig,
+    DiversityConfig,
+    LearnerConfig,
+    RewardConfig,
+    RunConfig,
+)
 from spade_jax.curriculum import Curriculum, Pending, PlayTally
 from spade_jax.errors import ConfigError
 from spade_jax.rewards.learning_potential import Tracker
@@ -19,7 +26,7 @@ from spade_jax.roles.memory import Memory
 from spade_jax.settings import check_fields
 from spade_jax.stage import Stage
 from spade_jax.telemetry import metrics
-from spade_jax.types import Arm, Design, EnvironmentSource, Outcome, Role, Verdict
+from spade_jax.types import Arm, Design, Environment, EnvironmentSource, Outcome, Role, Verdict
 
 SKILL = "Optimization"
 
@@ -290,10 +297,44 @@ def test_agent_groups_by_instance_or_by_environment():
     groups, flat = scoring.agent_groups(RewardConfig(agent_norm="rloo"), played)
     assert ([group.rewards.tolist() for group in groups], flat) == ([[1.0, 0.0]], 1)
     assert groups[0].advantages.tolist() == [1.0, -1.0]
+    groups, flat = scoring.agent_groups(RewardConfig(), played, keep_flat=True)
+    assert (len(groups), flat, groups[1].advantages.tolist()) == (2, 1, [0.0, 0.0])
     reward = RewardConfig(agent_group="environment", agent_norm="mean")
     (group,), flat = scoring.agent_groups(reward, played)
     assert (group.key, flat) == (source(0).environment_id, 0)
     assert group.advantages.tolist() == [0.75, -0.25, -0.25, -0.25]
+
+
+@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome.cut])
+def test_the_compact_filter_keeps_a_cut_episode_in_the_mean_alone(outcome):
+    played = episodes([[1.0, 0.0, 0.0]])
+    played[2] = replace(played[2], outcome=outcome)
+    off, on = (
+        scoring.agent_groups(RewardConfig(agent_norm="mean", compact_filter=filtered), played)[0][0]
+        for filtered in (False, True)
+    )
+    assert off.advantages.tolist() == pytest.approx([2 / 3, -1 / 3, -1 / 3])
+    assert on.advantages.tolist() == pytest.approx([2 / 3, -1 / 3])
+    assert on.trajectories == off.trajectories[:2] and on.rewards.tolist() == [1.0, 0.0]
+    # nothing is left of a group whose episodes were all cut
+    cut = [replace(episode, outcome=outcome) for episode in played]
+    found = scoring.agent_groups(RewardConfig(compact_filter=True), cut)
+    assert found == ([], 1)
+
+
+def test_an_episode_without_loss_counts_in_its_group():
+    played = episodes([[1.0, 0.0]])
+    blank = make_trajectory(loss_mask=np.zeros(5, bool))
+    played[1] = replace(played[1], trajectory=blank)
+    (group,), _ = scoring.agent_groups(RewardConfig(agent_norm="mean"), played)
+    assert group.advantages.tolist() == [0.5] and len(group.trajectories) == 1
+
+
+def test_designs_of_equal_rewards_are_left_out_or_kept():
+    arms = [tally(HALF, HALF[0]), tally(HALF, HALF[0])]
+    assert judged(arms).groups == []
+    (group,) = judged(arms, learner=LearnerConfig(zero_variance="keep")).groups
+    assert group.advantages.tolist() == [0.0, 0.0] and len(group.trajectories) == 2
 
 
 def test_roles_are_balanced_by_weight_or_as_in_the_reference():
@@ -383,3 +424,83 @@ def test_a_gain_over_steps_needs_a_delay(values):
     with pytest.raises(ConfigError, match=r"designer\.delay_steps=0.*at least 1"):
         Config(reward=RewardConfig(**values), designer=DesignerConfig(delay_steps=0))
     Config(reward=RewardConfig(**values), designer=DesignerConfig(delay_steps=1))
+
+
+def nearly(item, **likeness):
+    return replace(item, verdict=replace(item.verdict, measures=likeness))
+
+
+@pytest.mark.parametrize(
+    ("duplicates", "expected"),
+    [
+        # 0.6 each; by code or by rules as near as the settings say costs 0.3
+        ("penalise", [0.6, 0.3, 0.3, 0.6, -0.4]),
+        ("allow", [0.6, 0.6, 0.6, 0.6, -0.4]),
+        ("refuse", [0.6, 0.6, 0.6, 0.6, -0.4]),  # such designs were refused before
+    ],
+)
+def test_a_near_duplicate_that_was_played_earns_less_where_it_is_penalised(duplicates, expected):
+    config = Config(
+        reward=RewardConfig(**PENALTIES),
+        designer=DesignerConfig(delay_steps=1),
+        diversity=DiversityConfig(duplicates=duplicates, rules_similarity=0.9),
+    )
+    designs = [
+        design(0),
+        nearly(design(1), similarity=0.95, rules_similarity=0.1),
+        nearly(design(2), similarity=0.1, rules_similarity=0.9),
+        nearly(design(3), similarity=0.949, rules_similarity=0.899),
+        nearly(design(4, "hint"), similarity=1.0),  # refused: its penalty is the gate's
+    ]
+    half = [[1.0, 0.0, 1.0, 0.0]]
+    tallies = {source(index).environment_id: tally(half, half[0]) for index in range(4)}
+    found = scoring.judge(config, [Pending(0, 0, designs, tallies)], {})
+    assert found.rewards == pytest.approx(expected)
+    assert found.num_punished == (3 if duplicates == "penalise" else 1)
+
+
+def test_each_skill_is_logged_by_itself():
+    config = Config(reward=RewardConfig(kind="solve_rate"))
+    other = "Spatial Reasoning"
+    items = [design(0), replace(design(1), skill=other)]
+    arms = [tally(HALF, [1.0, 1.0]), tally(DEAD)]
+    by_id = {source(index).environment_id: found for index, found in enumerate(arms)}
+    stage = object.__new__(Stage)
+    stage.config, stage.curriculum = config, Curriculum(Memory(config.memory))
+    stage.curriculum.trackers = {other: Tracker(0.5, 0.25)}
+    stage.curriculum.environments = [
+        Environment(replace(source(index), skill=item.skill), "", 0, "d", item.verdict)
+        for index, item in enumerate(items)
+    ]
+    pending = [Pending(0, 0, items, by_id)]
+    scored = scoring.Scored([], {}, None, 0, 0, scoring.judge(config, pending, {}))
+    played = episodes([[1.0, 0.0, 0.0, 0.0]]) + episodes([[-1.0]], 1)
+    played += [replace(played[0], arm=Arm.HINTED), replace(played[0], outcome=Outcome.TIMEOUT)]
+    assert metrics.check(measures.skills(stage, played, scored)) == {
+        "skill/optimization_win_frac": 0.25,
+        "skill/optimization_win_frac_count": 4,
+        "skill/optimization_return_mean": 0.25,
+        "skill/optimization_return_mean_count": 4,
+        "skill/optimization_regret_mean": 0.5,
+        "skill/optimization_regret_mean_count": 1,
+        "skill/optimization_reward_mean": 1.0,
+        "skill/optimization_reward_mean_count": 1,
+        "skill/spatial_reasoning_win_frac": 0.0,
+        "skill/spatial_reasoning_win_frac_count": 1,
+        "skill/spatial_reasoning_return_mean": -1.0,
+        "skill/spatial_reasoning_return_mean_count": 1,
+        "skill/spatial_reasoning_reward_mean": 0.0,
+        "skill/spatial_reasoning_reward_mean_count": 1,
+        "skill/spatial_reasoning_tracker_fast": 0.5,
+        "skill/spatial_reasoning_tracker_slow": 0.25,
+    }
+
+
+def test_easy_and_hard_environments_are_logged_beside_the_learnable():
+    stage = object.__new__(Stage)
+    stage.curriculum = Curriculum(Memory(Config().memory))
+    arms = [tally([wins]) for wins in ([1.0] * 5, [1.0] * 4 + [0.0], [1.0] + [0.0] * 4, [0.0])]
+    scored = scoring.Scored([], {}, None, 0, 0, judged(arms))
+    logged = metrics.check(measures.scores(stage, scored))
+    shares = [logged[f"designer/{name}_frac"] for name in ("learnable", "easy", "hard")]
+    assert shares == [0.5, 0.25, 0.25] and logged["designer/easy_frac_count"] == 4

@@ -7,10 +7,10 @@ import pytest
 
 from helpers import make_episode, make_trajectory
 from spade_jax import designing, measures, selfplay
-from spade_jax.config import Config, DesignerConfig, RewardConfig
+from spade_jax.config import Config, DesignerConfig, DiversityConfig, RewardConfig
 from spade_jax.curriculum import Curriculum, Pending, PlayTally
 from spade_jax.roles.agent import Play
-from spade_jax.roles.memory import Memory
+from spade_jax.roles.memory import Memory, Record
 from spade_jax.stage import Stage
 from spade_jax.telemetry import metrics
 from spade_jax.types import (
@@ -23,7 +23,11 @@ from spade_jax.types import (
     Verdict,
 )
 
-SOURCES = [EnvironmentSource(f"class A{i}Env: pass", "Optimization", "easy", "d") for i in range(3)]
+WORDS = ("amber anvil arch", "basalt bridge bolt", "cobalt canyon cliff")
+SOURCES = [
+    EnvironmentSource(f"class A{i}Env: x = {words!r}", "Optimization", "easy", "d")
+    for i, words in enumerate(WORDS)
+]
 ADMITTED = Verdict(True)
 
 
@@ -162,12 +166,47 @@ def test_near_duplicates_in_a_cycle_are_refused_in_design_order():
         replace(design(0, admitted), source=replace(SOURCES[0], program=text)) for text in texts
     ]
     designs[0] = replace(designs[0], verdict=Verdict(False, "random", "luck"))
-    judged = designing.refuse_duplicates(stage, designs)
+    judged = designing.refuse_duplicates(stage, designs, {})
     # the first was refused already, so the second is not its duplicate
     assert [d.verdict.gate for d in judged] == ["random", "", "", "duplicate"]
     assert designs[1].source.environment_id in judged[3].verdict.reason
-    assert judged[3].verdict.measures == {"similarity": 0.1}
+    assert judged[1].verdict.measures == {"similarity": 0.0, "rules_similarity": 0.0}
+    assert judged[1].verdict.gates == {"duplicate": "passed"}
+    assert judged[3].verdict.measures == {"similarity": 1.0, "rules_similarity": 1.0}
     assert judged[3].verdict.gates == {"duplicate": "refused"}
+
+
+@pytest.mark.parametrize(
+    ("threshold", "duplicates", "gate"),
+    [(0.5, "refuse", "duplicate"), (0.98, "refuse", ""), (0.5, "allow", "")],
+)
+def test_one_game_in_two_codings_is_a_near_duplicate_by_its_texts(threshold, duplicates, gate):
+    chosen = DiversityConfig(rules_similarity=threshold, duplicates=duplicates)
+    stage = stage_with([])
+    stage.config = replace(stage.config, diversity=chosen)
+    told = "Guess the number of beans in the jar."
+    texts = [
+        f"class JarEnv:\n    def reset(self, seed):\n        return {told!r}, {{}}",
+        f"SAY = [{told!r}, 'More.']\nclass BeanEnv:\n    x = {{1: 2}}\n    y = lambda: SAY[0][1:]",
+    ]
+    first, second = designing.refuse_duplicates(
+        stage,
+        [replace(design(0), source=replace(SOURCES[0], program=text)) for text in texts],
+        {},
+    )
+    assert (first.verdict.gate, second.verdict.gate) == ("", gate)
+    assert second.verdict.measures["similarity"] < 0.3
+    assert 0.5 < second.verdict.measures["rules_similarity"] < 0.98
+    # and the memory counts as much as the cycle
+    remembered = stage_with([])
+    remembered.config = stage.config
+    remembered.curriculum.memory.add(Record("jar", "Optimization", "", 0.5, 0.1, 0, texts[0]))
+    known = {
+        record.environment_id: record.program for record in remembered.curriculum.memory.records
+    }
+    again = [replace(second, verdict=ADMITTED)]
+    (judged,) = designing.refuse_duplicates(remembered, again, known)
+    assert judged.verdict.gate == gate and ("jar" in judged.verdict.reason) == bool(gate)
 
 
 def test_measures_name_only_what_happened():

@@ -13,7 +13,7 @@ from helpers import tree_allclose
 from models.config import TransformerConfig
 from models.tokenizer import load_tokenizer
 from models.weights import load_weights
-from spade_jax.config import Config, RunConfig, WarmstartConfig
+from spade_jax.config import Config, CorpusConfig, RunConfig, WarmstartConfig
 from spade_jax.errors import ConfigError
 from spade_jax.roles.corpus import Corpus
 from spade_jax.roles.examples import Example
@@ -55,6 +55,12 @@ def test_it_writes_tokenizer_and_weights_twice_the_same(tmp_path):
     load_weights(tmp_path / "one", MODEL)
     for file in ("model.safetensors", "tokenizer.model"):
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+
+
+def test_a_warm_start_without_documents_is_refused(tmp_path):
+    chosen = dataclasses.replace(config(tmp_path, "none"), corpus=CorpusConfig(enabled=False))
+    with pytest.raises(ConfigError, match=r"corpus\.enabled=False.*leave it on"):
+        warmstart(chosen)
 
 
 def test_rows_too_short_for_an_example_are_named(tmp_path):

@@ -1,5 +1,5 @@
-"""The environment library: parametrised families over the six skills, used to warm-start small
-policies.
+"""The environment library: parametrised families over the six skills of games and the six of tool
+use, used to warm-start small policies.
 """
 
 from spade_jax.envs.library import (
@@ -11,6 +11,7 @@ from spade_jax.envs.library import (
     spatial_families,
 )
 from spade_jax.envs.library.base import Draw, Family, Player
+from spade_jax.envs.library.tool_families import TOOL_FAMILIES
 
 FAMILIES: tuple[Family, ...] = (
     *math_families.FAMILIES,
@@ -20,6 +21,8 @@ FAMILIES: tuple[Family, ...] = (
     *optimization_families.FAMILIES,
     *causal_families.FAMILIES,
 )
-"""Every family; class names are distinct, so that a program tells which family it follows."""
+"""Every family of games; class names, also of TOOL_FAMILIES, are distinct: a program tells which
+family it follows.
+"""
 
-__all__ = ["FAMILIES", "Draw", "Family", "Player"]
+__all__ = ["FAMILIES", "TOOL_FAMILIES", "Draw", "Family", "Player"]

@@ -2,12 +2,12 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absent import absent_gpu
 
 from models import kernels
 from models.errors import ModelError
@@ -104,17 +104,6 @@ def _run(function, *operands, group_sizes):
     # The upstream kernels rely on implicit promotion.
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         return jax.jit(functools.partial(function, interpret=True))(*operands, group_sizes)
-
-
-@contextlib.contextmanager
-def absent_gpu() -> Iterator[None]:
-    """Name a GPU that is not there: Pallas Triton of jax 0.12 asks which one it is lowered for."""
-    device = jax.sharding.AbstractDevice("NVIDIA H100 80GB HBM3", 132, platform="gpu")
-    mesh = jax.sharding.AbstractMesh(
-        (1,), ("x",), (jax.sharding.AxisType.Auto,), abstract_device=device
-    )
-    with jax.sharding.use_abstract_mesh(mesh):
-        yield
 
 
 @pytest.mark.parametrize(

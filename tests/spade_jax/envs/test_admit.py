@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from spade_jax.envs import api
+from spade_jax.envs import api, thoughtless
 from spade_jax.envs.admit import GENERATED, HINT_GATES, PUBLIC, admit, admit_public
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
+from spade_jax.envs.trial import Play, Solved, Trial, wander
 from spade_jax.types import Fault, Gate, Outcome, Verdict
 
 GOOD = '''import random
@@ -505,6 +506,21 @@ def test_measures_hold_what_was_reached(shared):
         "num_instances": 1,
     }
     assert "random_win_frac" not in verdict(shared, REFUSED["constant"][1]).measures
+
+
+def test_the_random_player_does_not_hold_the_solution_of_its_own_seed(shared, monkeypatch):
+    held = {}
+
+    async def watched(trial, seed, candidates, **options):
+        held[seed] = set(candidates)
+        return await wander(trial, seed, held[seed], **options)
+
+    monkeypatch.setattr(thoughtless, "wander", watched)
+    seeds = (0, 1, 2)
+    solved = {seed: Solved([f"own {seed}"], Play("", ())) for seed in seeds}
+    trial = Trial(shared.pool, GOOD, seeds, seeds, 1.0, 3, 0)
+    shared.run(thoughtless.random(trial, solved))
+    assert held == {seed: {f"own {other}" for other in seeds if other != seed} for seed in seeds}
 
 
 def test_a_fault_of_ours_is_not_the_programs(shared, monkeypatch):

@@ -75,11 +75,14 @@ def groups() -> list[Group]:
     rng = np.random.default_rng(0)
 
     def draw(length: int, prompt: int, **overrides):
+        tokens = rng.integers(0, MODEL.vocab_size, length).astype(np.int32)
+        logprobs = rng.normal(-4.0, 0.5, length).astype(np.float32)
         trajectory = make_trajectory(
             prompt,
             length - prompt,
-            tokens=rng.integers(0, MODEL.vocab_size, length).astype(np.int32),
-            sampler_logprobs=rng.normal(-4.0, 0.5, length).astype(np.float32),
+            tokens=tokens,
+            sampler_logprobs=logprobs,
+            untruncated_logprobs=logprobs,
             **overrides,
         )
         trajectory.loss_mask[prompt + 2] = (

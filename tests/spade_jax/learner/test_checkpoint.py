@@ -14,14 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import tree_allclose
+from helpers import pack_groups, tree_allclose
 from models import layout
-from spade_jax.config import BatchConfig
 from spade_jax.errors import CheckpointError
-from spade_jax.learner.batch import make_batch
 from spade_jax.learner.checkpoint import Checkpoints
 from spade_jax.learner.step import TrainState
-from spade_jax.types import Role
 
 METADATA = {"run": {"seed": 3}, "model": {"embed": 32, "tied_head": True}}
 HOST = {
@@ -38,7 +35,7 @@ def small_state(scale: float = 1.0) -> TrainState:
         "half": jnp.full((7,), scale, jnp.bfloat16),
         "flag": jnp.array([True, False]),
     }
-    return TrainState(weights, (jnp.int32(5),), jnp.int32(2))  # type: ignore[arg-type]
+    return TrainState(weights, (jnp.int32(5),), jnp.int32(2), jnp.int32(0))  # type: ignore[arg-type]
 
 
 def abstract(state: TrainState) -> TrainState:
@@ -79,11 +76,7 @@ def test_keeps_the_newest_and_restores_any(tmp_path: Path) -> None:
 
 
 def test_resume_equals_uninterrupted(learner, groups, params, tmp_path: Path) -> None:
-    weights = {Role.AGENT: 1.0, Role.DESIGNER: 1.0}
-    batches = [
-        make_batch(groups, BatchConfig(32, 2), weights, policy_version=version)
-        for version in range(3)
-    ]
+    batches = [pack_groups(groups, version=version) for version in range(3)]
     fresh = jax.tree.map(lambda leaf: jnp.array(leaf, copy=True), params)
     unbroken = learner.init(fresh)
     for batch in batches:
@@ -121,11 +114,7 @@ def test_moves_between_layouts(learner, scanned_learner, groups, params, tmp_pat
     """Trained unrolled, restored scanned and back with every bit, moments and counters included;
     and the next step is the same from either.
     """
-    weights = {Role.AGENT: 1.0, Role.DESIGNER: 1.0}
-    batches = [
-        make_batch(groups, BatchConfig(32, 2), weights, policy_version=version)
-        for version in range(2)
-    ]
+    batches = [pack_groups(groups, version=version) for version in range(2)]
     state, _ = learner.step(learner.init(params), batches[0])
     before = bits(state)
     with Checkpoints(tmp_path, 3, METADATA) as checkpoints:
@@ -160,7 +149,8 @@ class Bomb(dict):
     def items(self):  # called by json.dumps, in the middle of Orbax's writing
         os.kill(os.getpid(), signal.SIGKILL)
 
-state = lambda scale: TrainState({"matrix": jnp.full((300, 300), scale)}, (), jnp.int32(0))
+zero = jnp.int32(0)
+state = lambda scale: TrainState({"matrix": jnp.full((300, 300), scale)}, (), zero, zero)
 checkpoints = Checkpoints(sys.argv[1], 1, {})
 checkpoints.save(1, state(1.0), {"step": 1})
 checkpoints.save(2, state(2.0), Bomb(step=2))
@@ -174,7 +164,7 @@ def test_a_killed_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
     )
     assert child.returncode == -signal.SIGKILL, child.stderr.decode()
     assert any(path.name != "1" for path in tmp_path.iterdir())  # the second save had begun
-    state = TrainState({"matrix": jnp.zeros((300, 300))}, (), jnp.int32(0))  # type: ignore[arg-type]
+    state = TrainState({"matrix": jnp.zeros((300, 300))}, (), jnp.int32(0), jnp.int32(0))  # type: ignore[arg-type]
     with Checkpoints(tmp_path, 1, {}) as checkpoints:
         assert checkpoints.steps() == [1]
         step, restored, host = checkpoints.restore(abstract(state))
@@ -272,7 +262,7 @@ def test_wrong_run_model_or_format(written: Path, tmp_path: Path) -> None:
             checkpoints.restore(abstract(state._replace(params=weights)))  # type: ignore[arg-type]
     shutil.copytree(written, tmp_path / "c")
     about = tmp_path / "c" / "2" / "about" / "metadata"
-    about.write_text(about.read_text().replace('"format": 1', '"format": 9'))
+    about.write_text(about.read_text().replace('"format": 2', '"format": 9'))
     (tmp_path / "c" / "2" / "files.json").unlink()  # else the edit itself is noticed
     with (
         Checkpoints(tmp_path / "c", 2, METADATA) as checkpoints,

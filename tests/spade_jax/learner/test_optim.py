@@ -85,14 +85,17 @@ def test_the_clip_is_of_the_global_norm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("warmup", "total", "rates"),
+    ("kind", "warmup", "total", "rates"),
     [
-        (0, None, {0: 2.0, 1: 2.0, 1000: 2.0}),
-        (4, None, {0: 0.5, 1: 1.0, 3: 2.0, 4: 2.0, 1000: 2.0}),
-        (0, 8, {0: 2.0, 4: 1.0, 8: 0.0, 9: 0.0}),
-        (2, 6, {0: 1.0, 1: 2.0, 2: 2.0, 4: 1.0, 6: 0.0}),
+        ("constant", 0, 0, {0: 2.0, 1: 2.0, 1000: 2.0}),
+        ("constant", 4, 0, {0: 0.5, 1: 1.0, 3: 2.0, 4: 2.0, 1000: 2.0}),
+        ("cosine", 0, 8, {0: 2.0, 2: 1.0 + 0.5**0.5, 4: 1.0, 8: 0.0, 9: 0.0}),
+        ("cosine", 2, 6, {0: 1.0, 1: 2.0, 2: 2.0, 4: 1.0, 6: 0.0}),
+        ("linear", 0, 8, {0: 2.0, 2: 1.5, 4: 1.0, 8: 0.0, 9: 0.0}),
+        ("linear", 2, 6, {0: 1.0, 1: 2.0, 2: 2.0, 3: 1.5, 6: 0.0}),
     ],
 )
-def test_schedules(warmup: int, total: int | None, rates: dict[int, float]) -> None:
-    schedule = learning_rate(LearnerConfig(lr=2.0, warmup_steps=warmup), total)
+def test_schedules(kind: Any, warmup: int, total: int, rates: dict[int, float]) -> None:
+    config = LearnerConfig(lr=2.0, schedule=kind, warmup_steps=warmup, decay_steps=total)
+    schedule = learning_rate(config)
     assert {count: float(schedule(count)) for count in rates} == pytest.approx(rates, abs=1e-6)

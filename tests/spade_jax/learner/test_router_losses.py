@@ -5,12 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import tree_allclose
+from helpers import pack_groups, tree_allclose
 from models import transformer
 from models.sharding import build_mesh
-from spade_jax.config import BatchConfig, LearnerConfig
+from spade_jax.config import LearnerConfig
 from spade_jax.errors import ConfigError
-from spade_jax.learner.batch import make_batch
 from spade_jax.learner.step import Learner
 from spade_jax.telemetry.metrics import check
 from spade_jax.types import Role
@@ -19,10 +18,9 @@ SEQ = 32
 LOSSES = LearnerConfig(lr=1e-2, balance_loss=0.3, router_z_loss=0.02)
 
 
-def pack(groups, row_multiple: int):
-    config = BatchConfig(row_tokens=SEQ, microbatch_rows=row_multiple)
+def pack(groups, rows: int, shards: int = 1):
     weights = {Role.AGENT: 1.0, Role.DESIGNER: 0.5}
-    return make_batch(groups, config, weights, policy_version=0, row_multiple=row_multiple)
+    return pack_groups(groups, SEQ, rows, weights=weights, learner=LOSSES, shards=shards)
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +39,7 @@ def added(model):
 
 def whole(batch):
     """The tokens of all microbatches as the rows of one."""
-    arrays = (batch.tokens, batch.positions, batch.segment_ids)
-    return [array.reshape(-1, SEQ) for array in arrays]
+    return batch.rows.tokens, batch.rows.positions, batch.rows.segment_ids
 
 
 @pytest.mark.parametrize(("mesh", "rows"), [((1, 1, 1, 1), 2), ((1, 2, 2, 2), 4)])
@@ -51,7 +48,7 @@ def test_losses_are_exact_over_microbatches_and_devices(
 ):
     devices = jax.devices()[: int(np.prod(mesh))]
     own = Learner(model, LOSSES, build_mesh(*mesh, devices=devices))
-    batch = pack(groups, rows)
+    batch = pack(groups, rows // own.shards, own.shards)
     plain, plain_sums = learner.gradients(params, pack(groups, 2))
     (value, (balance, router_z)), more = added(params, *whole(batch))
     expected = jax.device_get(jax.tree.map(jnp.add, plain, more))

@@ -48,3 +48,11 @@ def test_refusals(gate: str, expected: float | None) -> None:
 )
 def test_faults_in_play(outcomes: list[str], expected: float | None) -> None:
     assert penalty.of_faults(outcomes, AMOUNTS) == expected
+
+
+@pytest.mark.parametrize(
+    ("earned", "expected"),
+    [(1.0, 0.7), (0.0, -0.3), (-0.5, -0.8), (-0.9, -1.0), (-1.5, -1.5)],
+)
+def test_a_duplicate_that_was_played(earned: float, expected: float) -> None:
+    assert penalty.of_duplicate(earned, AMOUNTS) == pytest.approx(expected)

@@ -130,3 +130,17 @@ def test_only_the_hinted_arm_sees_the_hint(chat):
     _, _, hinted = play(chat, texts, replies, plan=replace(PLAN, arm=Arm.HINTED))
     assert "HINT: say go" in chat.decode(hinted.requests[0])
     assert "HINT" not in chat.decode(plain.requests[0])
+
+
+def test_both_arms_have_the_same_room(chat):
+    """The hint takes nothing from the tokens that the play itself has."""
+    replies, spoken = [GOING, GOING, GOING], ["\\boxed{go}<eos>"] * 3
+    ends = set()
+    for context in range(60, 200, 5):
+        plain, hinted = (
+            play(chat, spoken, replies, plan=replace(PLAN, arm=arm), context=context)[0]
+            for arm in (Arm.UNHINTED, Arm.HINTED)
+        )
+        assert (plain.outcome, len(plain.turns)) == (hinted.outcome, len(hinted.turns)), context
+        ends.add((plain.outcome, len(plain.turns)))
+    assert len(ends) > 2, "the contexts tried must cut plays at different turns"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from spade_jax.config import CorpusConfig
-from spade_jax.errors import CheckpointError, CorpusError
+from spade_jax.config import Config, CorpusConfig, DesignerConfig
+from spade_jax.errors import CheckpointError, ConfigError, CorpusError
 from spade_jax.roles import docstrings
-from spade_jax.roles.corpus import CUT_MARKER, Corpus, excerpt
+from spade_jax.roles.corpus import CUT_MARKER, Corpus, cut_tokens, excerpt
 from spade_jax.types import Document
 
 PACKAGE = {
@@ -353,7 +353,113 @@ def test_a_state_of_another_corpus_is_refused():
             other.restore(state)
 
 
+def test_independent_draws_repeat_documents_and_resume():
+    documents = numbered(20)
+    corpus = Corpus(documents, 7, draws="independent")
+    order = drawn(corpus, 40)
+    # by chance: one epoch of distinct documents has odds of 20! / 20^20, 2e-8
+    assert len(set(order[:20])) < 20 and len(set(order)) > 10
+    assert drawn(Corpus(documents, 7, draws="independent"), 40) == order
+    assert drawn(Corpus(documents, 8, draws="independent"), 40) != order
+    state = json.loads(json.dumps(corpus.state()))
+    resumed = Corpus(documents, 7, draws="independent")
+    resumed.restore(state)
+    assert drawn(resumed, 9) == drawn(corpus, 9)
+    shared = [drawn(Corpus(documents, 7, index, 2, draws="independent"), 20) for index in (0, 1)]
+    assert shared == [order[::2], order[1::2]]
+
+
+def test_each_skill_draws_its_own_documents(tmp_path):
+    records = [
+        {"text": "alpha one", "skill": "Optimization"},
+        {"text": "beta two", "skill": ["Optimization", "Spatial Reasoning", 3]},
+        {"text": "gamma three", "skill": " Spatial Reasoning "},
+        {"text": "delta four", "skill": 5},
+    ]
+    path = write_jsonl(tmp_path, records)
+    config = CorpusConfig(path=path, min_words=1, sampling="per_skill")
+    corpus = Corpus.load(config, 0, skills=("Optimization", "Causal Inference"))
+    assert [document.skills for document in corpus] == [
+        ("Optimization",),
+        ("Optimization", "Spatial Reasoning"),
+        ("Spatial Reasoning",),
+        (),
+    ]
+
+    def texts(skill, count):
+        return [corpus.next(skill).text for _ in range(count)]
+
+    # an epoch of each skill holds its documents once, whatever the others draw between
+    first = texts("Optimization", 2)
+    assert set(texts("Spatial Reasoning", 3)) == {"beta two", "gamma three", "delta four"}
+    assert set(first + texts("Optimization", 1)) == {"alpha one", "beta two", "delta four"}
+    assert texts("Causal Inference", 2) == ["delta four"] * 2
+    state = json.loads(json.dumps(corpus.state()))
+    expected = texts("Optimization", 5) + texts("Spatial Reasoning", 5)
+    corpus = Corpus.load(config, 0)
+    corpus.restore(state)
+    assert texts("Optimization", 5) + texts("Spatial Reasoning", 5) == expected
+
+    uniform = Corpus.load(CorpusConfig(path=path, min_words=1), 0)
+    assert {uniform.next("Causal Inference").text for _ in range(4)} == {
+        "alpha one",
+        "beta two",
+        "gamma three",
+        "delta four",
+    }
+
+
+def test_how_documents_are_drawn_is_a_setting(tmp_path):
+    path = write_jsonl(tmp_path, [{"text": f"word {index}"} for index in range(12)])
+    chosen = {
+        draws: drawn(Corpus.load(CorpusConfig(path=path, min_words=1, draws=draws), 0), 12)
+        for draws in ("epoch", "independent")
+    }
+    assert len(set(chosen["epoch"])) == 12 > len(set(chosen["independent"]))
+
+
+def test_a_skill_without_documents_is_named(tmp_path):
+    path = write_jsonl(tmp_path, [{"text": "alpha", "skill": "Optimization"}])
+    config = CorpusConfig(path=path, min_words=1, sampling="per_skill")
+    with pytest.raises(CorpusError, match=r"none of the 1 documents is for the skill 'Spatial"):
+        Corpus.load(config, 0, skills=("Optimization", "Spatial Reasoning"))
+
+
+def test_a_corpus_that_is_off_reads_nothing(tmp_path):
+    absent = CorpusConfig(path=str(tmp_path / "absent"), enabled=False, sampling="per_skill")
+    corpus = Corpus.load(absent, 0, skills=("Optimization",))
+    assert len(corpus) == 0 and corpus.next("Optimization") is None
+    assert corpus.rare_terms("orbit") == ()
+    corpus.restore(json.loads(json.dumps(corpus.state())))
+    with pytest.raises(CheckpointError, match="another corpus"):
+        Corpus(numbered(1), 0).restore(corpus.state())
+
+
+def test_the_prompt_about_a_document_needs_a_corpus():
+    off = CorpusConfig(enabled=False)
+    for prompt in ("compact", "multi_turn"):
+        Config(corpus=off, designer=DesignerConfig(prompt=prompt))
+    with pytest.raises(ConfigError, match=r'designer\.prompt="corpus".*corpus\.enabled=False'):
+        Config(corpus=off, designer=DesignerConfig(prompt="corpus"))
+
+
 # ---------------------------------------------------------------- words
+
+
+def test_a_text_is_cut_to_tokens(chat):
+    text = "fire the levers ☃☃ in a hidden order"
+    tokenizer = chat.tokenizer
+    whole = len(tokenizer.encode(text))
+    kept = []
+    for room in range(1, whole):
+        cut = cut_tokens(text, room, tokenizer)
+        assert len(tokenizer.encode(cut)) <= room
+        assert cut == "" or cut.endswith(CUT_MARKER)
+        kept.append(cut.removesuffix(CUT_MARKER))
+        assert text.startswith(kept[-1])
+    assert kept == sorted(kept, key=len) and kept[0] == ""
+    assert kept[-1].startswith("fire the levers")
+    assert cut_tokens(text, whole, tokenizer) == text
 
 
 def test_rare_terms_against_a_count_by_hand():

@@ -10,7 +10,8 @@ import pytest
 
 from models.tokenizer import train
 from spade_jax.config import SKILLS, MemoryConfig
-from spade_jax.envs.library import FAMILIES
+from spade_jax.envs import tool_calls
+from spade_jax.envs.library import FAMILIES, TOOL_FAMILIES
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
 from spade_jax.errors import CorpusError
@@ -106,6 +107,22 @@ def test_plays_are_won_and_half_are_hinted(corpus, wide_chat):
     for example in made:
         taught = wide_chat.decode(example.tokens[example.loss_mask])
         assert parsing.action(taught) is not None
+
+
+def test_tool_tasks_are_taught_in_their_own_protocol(corpus, wide_chat):
+    skills = [family.skill for family in TOOL_FAMILIES]
+
+    async def collect():
+        async with Pool(Limits()) as pool:
+            made = examples.play_examples(4, corpus, wide_chat, pool, 20, 12, 6, skills)
+            return [example async for example in made]
+
+    for example in asyncio.run(collect()):
+        text = wide_chat.decode(example.tokens)
+        assert "<tools>" in text and "Play the game" not in text
+        move = tool_calls.parse(wide_chat.decode(example.tokens[example.loss_mask]))
+        assert move.calls and all(isinstance(call, tool_calls.Call) for call in move.calls)
+        assert "<tool_response>" in wide_chat.decode(example.tokens[~example.loss_mask])
 
 
 def test_a_copy_exercise_lists_terms_of_its_prompt_in_their_order(wide_chat):

@@ -66,3 +66,80 @@ def test_program_is_the_last_complete_python_fence(completion, expected):
 )
 def test_hint_is_unwrapped(completion, expected):
     assert parsing.hint(completion) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "repaired"),
+    [
+        ("x = f'say {go north} now'", "x = f'say {{go north}} now'"),
+        ("x = f'say {} now'", "x = f'say {{}} now'"),
+        ("x = f'{y} of {your move} in {y:>{4}}'", "x = f'{y} of {{your move}} in {y:>{4}}'"),
+        ("x = f'{y!r} {1 2} {y:.2f}'", "x = f'{y!r} {{1 2}} {y:.2f}'"),
+        ("x = {'a': f'the {old man} says'}", "x = {'a': f'the {{old man}} says'}"),
+        ("x = f'{{kept}} {go north}'", "x = f'{{kept}} {{go north}}'"),
+        ('x = f"""one\n{two three}\n{y}"""', 'x = f"""one\n{{two three}}\n{y}"""'),
+        (
+            "x = (f'{a b}'\n     f'{y}'\n     f'{c d}')",
+            "x = (f'{{a b}}'\n     f'{y}'\n     f'{{c d}}')",
+        ),
+    ],
+)
+def test_braces_that_are_no_code_are_doubled(line, repaired):
+    source = f"y = 1\n{line}\n"
+    assert parsing.repair_braces(source) == f"y = 1\n{repaired}\n"
+    compile(parsing.repair_braces(source), "program", "exec")
+    assert parsing.program(f"```python\n{source}```") == f"y = 1\n{repaired}\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "x = f'fine {y} {{z}}'\n",
+        "def f(:\n    return f'say {go north}'\n",  # wrong in another way as well
+        "x = f'lone { brace'\n",
+        "x = 1 +\n",
+        "x = f'{a b}'\n" * 21,  # more lines than are repaired
+        "x = '" + "{a b}" * 20_000 + "\n",  # longer than a program may be
+        "",
+        "\0",
+        "(" * 10_000,
+    ],
+)
+def test_what_braces_do_not_mend_stays_as_it_was(source):
+    assert parsing.repair_braces(source) == source
+
+
+def test_twenty_lines_are_repaired():
+    source = "x = f'{a b}'\n" * 20
+    assert parsing.repair_braces(source) == "x = f'{{a b}}'\n" * 20
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        ("```python\nx = 1\n```\n```hint\nTry the middle.\n```", "Try the middle."),
+        ("```hint\nold\n```\n```hint\nnew\n```", "new"),
+        ("<think>```hint\ndraft\n```</think>none", None),
+        ("```hint\n\n```", None),
+        ("```hint\nnever closed", None),
+        ("HINT: in the open", None),
+    ],
+)
+def test_a_written_hint_is_the_last_complete_hint_fence(completion, expected):
+    assert parsing.written_hint(completion) == expected
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        ("All fine. \\boxed{yes}", True),
+        ("\\boxed{No.}", False),
+        ("\\boxed{yes} but then again \\boxed{no}", False),
+        ("<think>\\boxed{yes}</think>", None),
+        ("yes", None),
+        ("\\boxed{maybe}", None),
+        ("", None),
+    ],
+)
+def test_a_verdict_is_yes_no_or_none(completion, expected):
+    assert parsing.verdict(completion) is expected

@@ -9,7 +9,7 @@ import pytest
 from helpers import ScriptedPolicy
 from spade_jax.config import AgentConfig, DesignerConfig, HintConfig
 from spade_jax.errors import ConfigError
-from spade_jax.roles import agent, designer, hints
+from spade_jax.roles import agent, designer, hints, prompts
 from spade_jax.types import (
     Arm,
     Environment,
@@ -54,10 +54,20 @@ def ask(role: str, policy: ScriptedPolicy, chat: Any, changes: dict[str, Any]) -
     """Let a role sample once."""
     key = jax.random.key(0)
     if role == "designer":
-        request = designer.Request("d", 0, "Optimization", "easy", "doc", "a text", (), ())
-        asyncio.run(designer.write(policy, chat, DesignerConfig(**changes), request, key))
+        config = DesignerConfig(**changes)
+        talk = designer.Conversation(policy, chat, config, 2000, prompts.Prompt("design"), key)
+        asyncio.run(talk.answer())
     elif role == "hint":
-        asyncio.run(hints.write(policy, chat, HintConfig(**changes), "class AEnv: pass", key))
+
+        async def judge(hint: str | None) -> Verdict:
+            return Verdict(True)
+
+        config = HintConfig(**changes)
+        program = "class AEnv: pass"
+        written = hints.write(
+            policy, chat, config, "compact", program, None, lambda attempt: key, judge
+        )
+        asyncio.run(written)
     else:
         source = EnvironmentSource("class GoEnv: pass", "Optimization", "easy", "d")
         environment = Environment(source, "say go", 0, "design", Verdict(True))

@@ -157,6 +157,19 @@ def test_bits_do_not_depend_on_neighbours_order_or_engine(engine, alone):
     assert same_bits(run(new_engine(), *CASES), alone)
 
 
+def test_a_copy_of_a_copy_in_one_round_is_the_first_one(engine):
+    """Three prompts of one beginning find it in a cached page that none of them owns: each copies
+    the page, and the second would find the first one's copy.
+    """
+    begin = prompt(9, 3)
+    run(engine, (np.append(begin, 1).astype(np.int32), sampling(4), 0))
+    cases = [(np.append(begin, i).astype(np.int32), sampling(6, 0.0), i) for i in (2, 3, 4)]
+    for (start, params, seed), completion in zip(cases, run(engine, *cases), strict=True):
+        assert completion.tokens.tolist() == naive(start, params, seed)
+        assert_teacher_forced(start, completion, 0.0)
+    assert engine.stats().prefix_hit_tokens >= 9
+
+
 def test_bits_do_not_depend_on_giving_pages_back(alone):
     """A cache so small that lanes in line must wait again; those that decode are not touched."""
     engine = new_engine(dataclasses.replace(CONFIG, queue=12, kv_tokens=4 * 64 + 8))

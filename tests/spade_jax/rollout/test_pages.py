@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from spade_jax.rollout.pages import PageTable
+from spade_jax.rollout.pages import PageTable, copies_in_parts
 
 
 def filled(table: PageTable, *sequences: list[int]) -> None:
@@ -55,16 +55,22 @@ def test_equal_beginnings_share_full_pages_and_copy_the_partial_one():
     assert third.hit == 6
 
 
-def test_copies_of_one_round_come_from_pages_that_are_there():
-    """They are made at once, so none may come from a page that another one is about to fill."""
-    table = PageTable(8, 4)
-    filled(table, [1, 2, 3])
-    first, second = opened(table, [1, 2, 8]), opened(table, [1, 2, 9])
-    assert first.copy is not None and second.copy is not None
-    assert first.copy[0] == second.copy[0] not in (*first.held.pages, *second.held.pages)
-    table.compute(first.held, 3)
-    third = opened(table, [1, 2, 8, 4])
-    assert third.copy is not None and third.copy[0] == first.held.pages[0] and third.hit == 3
+@pytest.mark.parametrize("size", [1, 2, 5, 40])
+def test_copies_in_parts_do_what_one_after_the_other_does(size):
+    assert copies_in_parts([(0, 1), (1, 2), (2, 3)], 4) == [[(0, 1), (0, 2), (0, 3)]]
+    for seed in range(300):
+        rng = random.Random(seed)
+        count = rng.randint(0, 12)
+        copies = [tuple(rng.sample(range(7), 2)) for _ in range(count)]
+        expected, found = list("abcdefg"), list("abcdefg")
+        for source, target in copies:
+            expected[target] = expected[source]
+        for part in copies_in_parts(copies, size):
+            assert 0 < len(part) <= size
+            before = list(found)
+            for source, target in part:
+                found[target] = before[source]
+        assert found == expected, copies
 
 
 def test_the_last_token_is_left_to_compute():

@@ -9,11 +9,9 @@ from spade_jax.rollout.record import Recorder
 from spade_jax.types import Completion, Stop
 
 
-def completion(tokens, version=4, **options):
+def completion(tokens, version=4, stop=Stop.STOP_ID, **options):
     logprobs = -0.25 * np.arange(1, len(tokens) + 1, dtype=np.float32)
-    return Completion(
-        np.array(tokens, np.int32), logprobs, 2 * logprobs, Stop.STOP_ID, version, **options
-    )
+    return Completion(np.array(tokens, np.int32), logprobs, 2 * logprobs, stop, version, **options)
 
 
 def test_two_turns_and_what_follows_the_last():
@@ -33,6 +31,18 @@ def test_two_turns_and_what_follows_the_last():
     assert trajectory.routing is None
     assert trajectory.turn_index.tolist() == [0, 0, 0, 0, 0, 1, 1]
     assert (trajectory.policy_version, trajectory.temperature) == (4, 0.5)
+
+
+def test_a_record_is_truncated_when_its_last_completion_ran_out_of_tokens():
+    record = Recorder()
+    for stop, truncated in (
+        (Stop.STOP_ID, False),
+        (Stop.MAX_TOKENS, True),
+        (Stop.STOP_ID, False),
+        (Stop.CONTEXT, True),
+    ):
+        record.add_completion(completion([7], stop=stop))
+        assert record.build(1.0).truncated is truncated
 
 
 def test_forced_ids_are_not_taught():

@@ -65,6 +65,18 @@ def test_check_refuses_an_undeclared_name(name: str):
         metrics.check({"progress/step": 0, name: 1.0})
 
 
+def test_each_skill_has_names_of_its_own():
+    name = metrics.skill_metric("Multi-Step Workflows", "win_frac")
+    assert name == "skill/multi_step_workflows_win_frac"
+    assert metrics.check(metrics.mean(name, [1.0, 0.0])) == {name: 0.5, f"{name}_count": 2}
+    with pytest.raises(ValueError, match=f"{name}_count"):
+        metrics.check({name: 0.5})
+    fast = metrics.skill_metric("Optimization", "tracker_fast")
+    assert metrics.check({fast: -1.0}) == {fast: -1.0}
+    for unknown in ("skill/win_frac", "skill/optimization_luck", "skill/Optimization_win_frac"):
+        assert not metrics.declared(unknown)
+
+
 def test_every_gate_of_admission_has_its_count_and_share():
     for gate in Gate:
         assert f"designer/refused_{gate.value}_count" in metrics.DECLARED

@@ -58,15 +58,15 @@ def test_summary_counts_and_dashes():
 
 
 def test_closing_names_the_folder_and_only_what_was_measured(tmp_path):
-    text = closing(LINES, 0.001, tmp_path)
+    text = closing(LINES, 0.001, str(tmp_path))
     assert str(tmp_path) in text and "0.100 -> 0.750" in text and "regret" not in text
 
 
 def test_a_run_whose_programs_were_not_contained_says_so(tmp_path):
     marked = [LINES[0], *({**line, "sandbox/unsafe": 1} for line in LINES[1:])]
-    for text in (summary(marked, 0.001), closing(marked, 0.001, tmp_path)):
+    for text in (summary(marked, 0.001), closing(marked, 0.001, str(tmp_path))):
         assert "sandbox=unsafe: programs of 2 steps were not contained" in text
-    for text in (summary(LINES, 0.001), closing(LINES, 0.001, tmp_path)):
+    for text in (summary(LINES, 0.001), closing(LINES, 0.001, str(tmp_path))):
         assert "sandbox" not in text
 
 

@@ -1,0 +1,90 @@
+"""Log-probabilities of the sampler against those of the learner's forward on the same tokens."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sampler_ours import Model, goal, make_engine, play, say
+from sampler_workload import Scripted
+
+from models.transformer import forward, logits
+from spade_jax.types import Trajectory
+
+WIDTH = 256  # rows are padded to a multiple of this
+CHUNK = 128  # sampled tokens whose scores of the whole vocabulary exist at one time
+LONG_TURNS, TURN_TOKENS, LONG_EPISODES = 25, 16, 8
+MARGIN = 1.25
+"""What the last five turns may have more than the first five before it is called drift."""
+
+
+def gaps(model: Model, trajectories: list[Trajectory]) -> list[np.ndarray]:
+    """Absolute difference at each sampled token of each trajectory."""
+    config, execution = model.config, model.execution
+
+    @jax.jit
+    def hidden(params: Any, tokens: Any, segments: Any) -> Any:
+        positions = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
+        out = forward(config, params, tokens, positions, segment_ids=segments, execution=execution)
+        return out.hidden[0]
+
+    @jax.jit
+    def chosen(params: Any, rows: Any, targets: Any) -> Any:
+        scores = jax.nn.log_softmax(logits(config, params, rows).astype(jnp.float32), axis=-1)
+        return jnp.take_along_axis(scores, targets[:, None], axis=-1)[:, 0]
+
+    found = []
+    for trajectory in trajectories:
+        size = len(trajectory.tokens)
+        tokens = np.zeros((1, -(-size // WIDTH) * WIDTH), np.int32)
+        tokens[0, :size] = trajectory.tokens
+        segments = (np.arange(tokens.shape[1]) < size).astype(np.int32)[None]
+        states = np.asarray(hidden(model.params, tokens, segments))
+        places = np.flatnonzero(trajectory.loss_mask)
+        learner = []
+        for start in range(0, len(places), CHUNK):
+            part = np.resize(places[start : start + CHUNK], CHUNK)  # the last chunk repeats itself
+            learner.append(chosen(model.params, states[part - 1], tokens[0, part]))
+        logprobs = np.concatenate([np.asarray(part) for part in learner])[: len(places)]
+        found.append(np.abs(logprobs - trajectory.sampler_logprobs[places]))
+    return found
+
+
+def float32(model: Model, trajectories: list[Trajectory]) -> list[dict[str, Any]]:
+    """Mean and largest gap."""
+    found = np.concatenate(gaps(model, trajectories))
+    say(f"float32 gap over {len(found)} tokens: mean {found.mean():.2e}, max {found.max():.2e}")
+    return [
+        goal("logprob_gap_float32_mean", float(found.mean()), 1e-5, least=False),
+        goal("logprob_gap_float32_max", float(found.max()), 2e-4, least=False),
+    ]
+
+
+def bfloat16(model: Model, text: list[int]) -> list[dict[str, Any]]:
+    """Mean gap over 25 turns, and whether it grows with them."""
+    episodes = []
+    for index in range(LONG_EPISODES):
+        pieces = [
+            text[(index * LONG_TURNS + turn) * TURN_TOKENS :][:TURN_TOKENS]
+            for turn in range(LONG_TURNS)
+        ]
+        episodes.append(Scripted(index, pieces[0], [TURN_TOKENS] * LONG_TURNS, pieces[1:]))
+    engine = make_engine(model, LONG_EPISODES, episodes[0].context_tokens)
+    played = play(engine, model, episodes)
+    by_turn: list[list[np.ndarray]] = [[] for _ in range(LONG_TURNS)]
+    for trajectory, found in zip(
+        played.trajectories, gaps(model, played.trajectories), strict=True
+    ):
+        turns = trajectory.turn_index[trajectory.loss_mask]
+        for turn in range(LONG_TURNS):
+            by_turn[turn].append(found[turns == turn])
+    means = [float(np.concatenate(parts).mean()) for parts in by_turn]
+    first, last = float(np.mean(means[:5])), float(np.mean(means[-5:]))
+    say(
+        f"bfloat16 gap of {LONG_TURNS} turns: mean {np.mean(means):.2e}, first five {first:.2e}, "
+        f"last five {last:.2e}; by turn {[f'{mean:.1e}' for mean in means]}"
+    )
+    return [
+        goal("logprob_gap_bfloat16_mean", float(np.mean(means)), 5e-3, least=False),
+        goal("logprob_gap_bfloat16_last_over_first_turns", last / first, MARGIN, least=False),
+    ]

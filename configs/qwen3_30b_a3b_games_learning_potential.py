@@ -1,0 +1,14 @@
+"""Ablation: `qwen3_30b_a3b_games` with the learning potential of the skill as the designer's
+reward.
+"""
+
+from spade_jax.config import Config
+from spade_jax.recipes import QWEN3_30B_A3B, change, games
+
+
+def config() -> Config:
+    return change(
+        games(QWEN3_30B_A3B),
+        run={"dir": "runs/qwen3_30b_a3b_games_learning_potential"},
+        reward={"kind": "learning_potential"},
+    )

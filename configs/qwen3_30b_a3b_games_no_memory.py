@@ -1,0 +1,10 @@
+"""Ablation: `qwen3_30b_a3b_games` without the memory of earlier games."""
+
+from spade_jax.config import Config
+from spade_jax.recipes import QWEN3_30B_A3B, change, games
+
+
+def config() -> Config:
+    return change(
+        games(QWEN3_30B_A3B), run={"dir": "runs/qwen3_30b_a3b_games_no_memory"}, memory={"size": 0}
+    )

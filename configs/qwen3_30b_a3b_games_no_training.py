@@ -1,0 +1,14 @@
+"""Ablation: `qwen3_30b_a3b_games` with a designer that is not trained, though its weights move
+with the agent's.
+"""
+
+from spade_jax.config import Config
+from spade_jax.recipes import QWEN3_30B_A3B, change, games
+
+
+def config() -> Config:
+    return change(
+        games(QWEN3_30B_A3B),
+        run={"dir": "runs/qwen3_30b_a3b_games_no_training"},
+        designer={"train": False},
+    )

@@ -1,0 +1,194 @@
+# shellcheck shell=bash disable=SC2154,SC2034
+# Sourced by launch/tpu.sh, whose options it reads: the code and the run on the machines. What a worker does is in
+# launch/worker.sh. A step counts as done when every worker has said so in a line of its own: gcloud's exit status does
+# not tell which worker failed.
+
+GONE=75    # the machines were taken away
+FAILED=76  # the run, or a step on the way to it, failed on machines that are there
+REFUSED=77 # the run refused its settings: trying again cannot help
+follower=''
+
+worker_does() { # the command that makes a worker do something
+    printf 'bash spade_jax/launch/worker.sh'
+    printf ' %q' "$@"
+}
+
+# Start the run on all workers, or find it running, and see it to its end.
+attempt() {
+    local running
+    workers=$(num_workers) || { lost "gcloud does not list the workers" || return $?; }
+    if read_statuses; then
+        running=$(grep -c ' running$' <<<"$statuses") || running=0
+        if [ "$running" = "$workers" ] && [ -z "$dry_run" ]; then
+            say "the run is going on $workers worker(s); following the log of worker 0"
+            watch
+            return
+        fi
+        [ "$running" = 0 ] || stop_run # some are: one of them was lost
+    fi
+    send_code || { lost "the code could not be copied to the workers" || return $?; }
+    [ -n "$dry_run" ] || say "installing on $workers worker(s); the first time this takes some minutes"
+    on_all installed "$(unpack_command) && $(worker_does install)" || return $?
+    on_all started "$(worker_does start "$bucket/runs/$name" "$bucket/jax-cache" "$config" ${settings[@]+"${settings[@]}"})" || return $?
+    [ -n "$dry_run" ] || say "started on $workers worker(s); following the log of worker 0. Ctrl-C leaves the run going"
+    watch
+}
+
+# lost WHY: tell machines that are gone from a step that failed on them. Never returns 0.
+lost() {
+    local answer
+    answer=$(machine_state) || answer="unknown -"
+    case $answer in
+    gone* | absent* | deleting* | failed* | waiting*) return "$GONE" ;;
+    esac
+    say "$1"
+    return "$FAILED"
+}
+
+# on_all MARK COMMAND: on every worker, which must all say MARK. What they print is shown.
+on_all() {
+    local mark=$1 heard missing
+    heard=$(mktemp)
+    on_worker all "$2" 2>&1 | tee "$heard" | grep -v '^spade-jax-worker ' || true
+    if [ -n "$dry_run" ]; then
+        cat "$heard"
+        rm -f "$heard"
+        return 0
+    fi
+    missing=$(comm -23 <(seq 0 $((workers - 1)) | sort) <(sed -n "s/.*spade-jax-worker \([0-9]*\) $mark.*/\1/p" "$heard" | sort -u))
+    rm -f "$heard"
+    [ -z "$missing" ] || lost "not $mark: worker(s) $(printf '%s' "$missing" | sort -n | tr '\n' ' ')of $workers; the reason is above"
+}
+
+# The files of the working tree that git would track, and the revision they are of, which the workers have no git to ask for.
+send_code() {
+    local archive folder code=0
+    if [ -n "$dry_run" ]; then
+        show git -C "$root" ls-files -co --exclude-standard
+        tpus tpu-vm scp spade_jax.tar.gz "$name:" --worker all
+        return 0
+    fi
+    folder=$(mktemp -d)
+    archive=$folder/spade_jax.tar.gz
+    (
+        cd "$root"
+        git rev-parse HEAD >/dev/null || fail "the code is sent from a git checkout, and $root is none"
+        git ls-files -co --exclude-standard | while IFS= read -r file; do
+            [ ! -e "$file" ] || printf '%s\n' "$file" # one that was removed but is still in the index
+        done >"$folder/files"
+        git describe --always --dirty --abbrev=40 --exclude='*' >"$folder/.revision"
+        tar -czf "$archive" -T "$folder/files" -C "$folder" .revision
+    ) || code=$?
+    [ "$code" != 0 ] || tpus tpu-vm scp "$archive" "$name:" --worker all >&2 || code=$?
+    rm -rf "$folder"
+    return "$code"
+}
+
+# Files that are no longer in the code must not stay behind; the environment may.
+unpack_command() {
+    printf '%s' 'mkdir -p spade_jax && find spade_jax -mindepth 1 -maxdepth 1 ! -name ".venv*" -exec rm -rf {} +' \
+        ' && tar -xzf spade_jax.tar.gz -C spade_jax'
+}
+
+# Sets `statuses`, a line "INDEX running|idle|exited CODE" a worker; fails unless every worker answered.
+read_statuses() {
+    local answer
+    statuses=''
+    answer=$(on_worker all "if [ -e spade_jax/launch/worker.sh ]; then $(worker_does status); fi" 2>/dev/null) || true
+    statuses=$(sed -n 's/.*spade-jax-worker \([0-9]*\) status /\1 /p' <<<"$answer" | sort -n)
+    [ -n "$statuses" ] && [ "$(wc -l <<<"$statuses")" -eq "$workers" ]
+}
+
+# From so many lines before the end of the log. A process group of its own, so that all of it can be ended.
+follow() {
+    set -m
+    on_worker 0 "$(worker_does follow "$1")" </dev/null &
+    follower=$!
+    set +m
+}
+
+stop_following() {
+    [ -n "$follower" ] || return 0
+    kill -- "-$follower" 2>/dev/null || true
+    wait "$follower" 2>/dev/null || true
+    follower=''
+}
+
+# Show the log of worker 0 and look after all workers, until the run or the machines end.
+watch() {
+    local unheard=0 uneven=0 code=0
+    follow 50
+    if [ -n "$dry_run" ]; then
+        wait
+        on_worker all "$(worker_does status)"
+        cloud storage ls "$bucket/runs/$name/summary.md"
+        return 0
+    fi
+    while :; do
+        sleep "$poll_s"
+        lost '' >/dev/null || code=$?
+        if [ "$code" = "$GONE" ]; then
+            stop_following
+            return "$GONE"
+        fi
+        if ! read_statuses; then
+            unheard=$((unheard + 1))
+            [ "$unheard" -lt 5 ] && continue
+            stop_following
+            say "not every worker answers, although the machines are said to be ready; heard: $(tr '\n' ';' <<<"$statuses")"
+            stop_run || true
+            return "$FAILED"
+        fi
+        unheard=0
+        code=0
+        judge || code=$?
+        if [ "$code" = 0 ]; then # all are running
+            uneven=0
+            kill -0 "$follower" 2>/dev/null || follow 20
+            continue
+        fi
+        if [ "$code" = 1 ]; then # some have come to their end, and the others should soon
+            uneven=$((uneven + 1))
+            [ "$uneven" -ge 10 ] || continue
+            say "some workers ended and the others do not: $(tr '\n' ';' <<<"$statuses")"
+            code=$FAILED
+        fi
+        stop_following
+        if [ "$code" = 2 ]; then
+            code=0
+            finished || code=$?
+        fi
+        [ "$code" != "$FAILED" ] || stop_run || true
+        return "$code"
+    done
+}
+
+# What the statuses mean: 0 running, 1 ending, 2 all ended well, else the outcome.
+judge() {
+    local bad index code
+    bad=$(grep -E ' (idle|exited [1-9][0-9]*)$' <<<"$statuses" | head -n 1) || bad=
+    if [ -n "$bad" ]; then
+        index=${bad%% *} code=${bad##* }
+        say "the run ended on worker $index of $workers ($code); the end of its log:"
+        on_worker "$index" "$(worker_does tail)" 2>/dev/null | sed 's/^/    /' || true
+        [ "$code" != 2 ] || return "$REFUSED"
+        return "$FAILED"
+    fi
+    grep -q ' running$' <<<"$statuses" || return 2
+    ! grep -q ' exited 0$' <<<"$statuses"
+}
+
+# A run that is told to stop, as before its machines are taken away, saves and ends well too: only the summary tells that
+# it came to its last step.
+finished() {
+    if cloud storage ls "$bucket/runs/$name/summary.md" >/dev/null 2>&1; then
+        return 0
+    fi
+    lost "the run was stopped before its last step"
+}
+
+stop_run() {
+    workers=$(num_workers) || fail "$name has no workers that could be reached"
+    [ -n "$dry_run" ] || say "stopping the run; it saves first"
+    on_all stopped "$(worker_does stop)"
+}

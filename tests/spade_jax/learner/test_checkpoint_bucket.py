@@ -1,0 +1,58 @@
+"""Checkpoints in a bucket, which is a stand-in: written, listed, restored and kept by Orbax."""
+
+from collections.abc import Iterator
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from bucket_stand_in import Store, bucket_store
+
+from spade_jax.errors import CheckpointError
+from spade_jax.learner.checkpoint import Checkpoints
+from spade_jax.learner.step import TrainState
+
+FOLDER = "gs://bucket/runs/one/checkpoints"
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    with bucket_store(monkeypatch) as made:
+        yield made
+
+
+def make_state(value: float) -> TrainState:
+    return TrainState({"w": jnp.full((3, 5), value)}, (), jnp.int32(value), jnp.int32(0))
+
+
+def test_comes_back_from_the_bucket_on_another_machine(store: Store):
+    with Checkpoints(FOLDER, 2, {"run.seed": 3}) as checkpoints:
+        for step in range(3):
+            checkpoints.save(step, make_state(step), {"version": step})
+        assert checkpoints.steps() == [1, 2]
+    assert {name.split("/")[3] for name in store.objects} == {"checkpoints"}
+    with Checkpoints(FOLDER, 2, {"run.seed": 3}) as checkpoints:
+        step, state, host = checkpoints.restore(make_state(9))
+    assert (step, host) == (2, {"version": 2})
+    np.testing.assert_array_equal(state.params["w"], np.full((3, 5), 2.0))
+
+
+def test_a_save_that_was_cut_off_is_not_a_checkpoint(store: Store):
+    with Checkpoints(FOLDER, 2, {}) as checkpoints:
+        checkpoints.save(0, make_state(0), {})
+        checkpoints.save(1, make_state(1), {})
+    marks = [name for name in store.objects if "commit_success" in name and "/1/" in name]
+    assert marks
+    for name in marks:
+        del store.objects[name]
+    with Checkpoints(FOLDER, 2, {}) as checkpoints:
+        assert checkpoints.latest() == 0
+        checkpoints.save(1, make_state(5), {})
+        assert checkpoints.restore(make_state(9))[0] == 1
+
+
+def test_a_bucket_that_refuses_is_one_clear_line(store: Store):
+    with Checkpoints(FOLDER, 2, {}) as checkpoints:
+        store.deny = "may not write"
+        with pytest.raises(CheckpointError, match=r"cannot write checkpoint 0 in gs://bucket.*may"):
+            checkpoints.save(0, make_state(0), {})
+        assert checkpoints.latest() is None
