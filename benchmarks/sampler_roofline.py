@@ -198,7 +198,8 @@ def measure(
 def _step_s(engine: Any, model: Model, prompts: list[list[int]], machine: Machine) -> float:
     """Seconds of one step: what longer completions take more, prompts being alike."""
     machine.measure()
-    play(engine, model, _rows(prompts, SHORT), env_s=0, keep=True)  # the prompts are in the cache now
+    # Once before: from then on both find the prompts in the cache.
+    play(engine, model, _rows(prompts, SHORT), env_s=0, keep=True)
     short, long = (
         play(engine, model, _rows(prompts, length), env_s=0, keep=True).time.wall_s
         for length in (SHORT, LONG)
