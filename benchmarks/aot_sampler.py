@@ -32,27 +32,12 @@ from jax.sharding import Mesh
 from models import transformer
 from models.backends import resolve
 from models.cache import cache_sharding, init_cache
-from models.config import TransformerConfig
 from models.execution import Execution
 from models.sharding import build_mesh, param_shardings, replicated
+from spade_jax.recipes import QWEN3_30B_A3B
 from spade_jax.rollout import weights
 
-MODEL = TransformerConfig(
-    family="qwen3_moe",
-    vocab_size=151_936,
-    num_layers=48,
-    embed=2048,
-    num_heads=32,
-    num_kv_heads=4,
-    head_dim=128,
-    mlp=768,
-    num_experts=128,
-    experts_per_token=8,
-    rope_theta=1_000_000.0,
-    qk_norm=True,
-    tied_head=False,
-    scale_embedding=False,
-)
+MODEL = QWEN3_30B_A3B.model
 PAGE_TOKENS = 64
 PAGES = 8190  # of the cache that is compiled for: a number that is the size of nothing else
 PIECES, PIECE = 16, 128  # rows of a prefill call, and tokens of each
