@@ -28,6 +28,33 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+MOST_MAPS = 20_000  # of the 65,530 memory maps that Linux lets a process have
+MACHINE_TESTS = "tests/spade_jax/envs/"  # look at the machine's processes, mounts and groups
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """What `-n auto` means: each worker takes gigabytes, and few files are long."""
+    return min(4, len(os.sched_getaffinity(0)))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files stay whole in one worker, and what watches the machine stays in one altogether."""
+    for item in items:
+        path = item.location[0]
+        group = MACHINE_TESTS if path.startswith(MACHINE_TESTS) else path
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_memory_maps():
+    """Let go of compiled programs: each takes a dozen maps, and a process without any crashes."""
+    yield
+    with open("/proc/self/maps") as maps:
+        if sum(1 for _ in maps) > MOST_MAPS:
+            jax.clear_caches()
+
+
 @pytest.fixture
 def getkey():
     """A function that gives a new PRNG key at each call, the same ones in every run."""
