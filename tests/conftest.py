@@ -7,6 +7,7 @@ be empty.
 import os
 import signal
 import sys
+from typing import Any
 
 # Jobs that a shell puts into the background ignore interrupts, and what they start inherits that:
 # the tests that interrupt a command would wait for ever.
@@ -38,12 +39,16 @@ def pytest_xdist_auto_num_workers() -> int:
     return min(4, len(os.sched_getaffinity(0)))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Files stay whole in one worker, and what watches the machine stays in one altogether."""
-    for item in items:
-        path = item.location[0]
-        group = MACHINE_TESTS if path.startswith(MACHINE_TESTS) else path
-        item.add_marker(pytest.mark.xdist_group(group))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Files(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return MACHINE_TESTS if nodeid.startswith(MACHINE_TESTS) else nodeid.split("::")[0]
+
+    return Files(config, log)
 
 
 @pytest.fixture(autouse=True, scope="module")

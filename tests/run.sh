@@ -23,7 +23,7 @@ check() {
 check "ruff check" ruff check .
 check "ruff format" ruff format --check .
 check "pyright" basedpyright --pythonpath "$python"
-check "pytest" pytest -n auto --dist loadgroup -m "not slow and not gpu and not tpu" "$@"
+check "pytest" pytest -n auto -m "not slow and not gpu and not tpu" "$@"
 
 if [ ${#failed[@]} -gt 0 ]; then
     fail "failed: ${failed[*]}"
