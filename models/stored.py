@@ -67,7 +67,7 @@ def new_folder(target: Path) -> Iterator[Path]:
             if target.exists():
                 raise FileExistsError(f"{target} has appeared in the meantime")
             partial.rename(target)
-            _sync(target.parent)
+            sync(target.parent)
         except OSError as error:
             raise ModelError(
                 f"{target} cannot be written ({error}); free some space or name another folder"
@@ -155,7 +155,7 @@ def file_crc(path: Path) -> int:
 def flush(folder: Path) -> None:
     """Bring a folder to the disk, so that a name it is given later stands for all of it."""
     for path in [*folder.rglob("*"), folder]:
-        _sync(path)
+        sync(path)
 
 
 def check_files(folder: Path) -> None:
@@ -261,7 +261,8 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

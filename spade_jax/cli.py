@@ -1,5 +1,5 @@
 """`spade-jax train|warmstart CONFIG [--section.field value ...]`, and `spade-jax
-play|generate|convert|doctor` with options: the only module that reads the command line.
+play|generate|convert|checkpoints|doctor` with options: the only module that reads the command line.
 
 Bad input of any kind ends in one line on stderr and exit code 2; bugs keep their traceback.
 """
@@ -27,11 +27,12 @@ from spade_jax.terminal import mute, visible
 
 COMMANDS = {
     "train": "run the self-play loop of a config (--resume continues its run folder,\n"
-    "             --resume-if-any continues it or starts it, --profile traces three steps)",
+    "              --resume-if-any continues it or starts it, --profile traces three steps)",
     "warmstart": "teach a small policy both roles on the environment library",
     "play": "play an environment yourself, in the terminal",
     "generate": "talk with a policy, or complete a file of prompts",
     "convert": "bring a public checkpoint in (Hugging Face, GGUF), or weights out",
+    "checkpoints": "list the checkpoints of a run and verify them",
     "doctor": "say what the sandbox can contain on this host, and prove it",
 }
 USAGE = (
@@ -39,6 +40,7 @@ USAGE = (
     "       spade-jax play FILE|PACKAGE:ID [options]\n"
     "       spade-jax generate CHECKPOINT [--prompts FILE --out FILE] [options]\n"
     "       spade-jax convert SOURCE DESTINATION [--to hf] [options]\n"
+    "       spade-jax checkpoints RUN\n"
     "       spade-jax doctor [options]\n"
     "(spade-jax COMMAND --help lists every field or option)"
 )
@@ -111,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(USAGE, *(f"  {name:<10} {text}" for name, text in COMMANDS.items()), sep="\n")
+        print(USAGE, *(f"  {name:<11} {text}" for name, text in COMMANDS.items()), sep="\n")
         return 0 if arguments else 2
     command = arguments.pop(0)
     if command not in COMMANDS:
@@ -258,6 +260,14 @@ def _convert(arguments: list[str]) -> int:
     return 0
 
 
+def _checkpoints(arguments: list[str]) -> int:
+    from spade_jax.checkpoints import DETAILS, checkpoints
+
+    parser = _Parser("checkpoints", DETAILS)
+    parser.add_argument("run", metavar="RUN", help="folder of a run, or its URL")
+    return checkpoints(parser.read(arguments).run)
+
+
 def _generate(arguments: list[str]) -> int:
     parser = _Parser("generate", GENERATE_DETAILS)
     add = parser.add_argument
@@ -307,7 +317,13 @@ def _whole(least: int) -> Callable[[str], int]:
     return read
 
 
-_IN_TERMINAL = {"play": _play, "generate": _generate, "convert": _convert, "doctor": _doctor}
+_IN_TERMINAL = {
+    "play": _play,
+    "generate": _generate,
+    "convert": _convert,
+    "checkpoints": _checkpoints,
+    "doctor": _doctor,
+}
 
 
 def _in_terminal(command: str, arguments: list[str]) -> int:

@@ -66,7 +66,9 @@ class RunConfig(Section):
     cycle_steps: int = 4  # steps between two designer generations
     init_from: str = ""  # folder with the tokenizer and starting weights
     checkpoint_steps: int = 1  # steps between two checkpoints
+    checkpoint_minutes: float = 0.0  # and when a step ends so long after the last one; 0: by steps
     keep_checkpoints: int = 2  # newest checkpoints kept
+    keep_every_steps: int = 0  # older ones kept too: those after every so many steps; 0: none
     # admit what environments answered by the round that is fixed for it, not as it comes: a second
     # run is then the same to the bit, and a slow environment delays the others
     deterministic: bool = True
@@ -86,8 +88,13 @@ class RunConfig(Section):
         require(
             self.checkpoint_steps >= 1, "run.checkpoint_steps", self.checkpoint_steps, "at least 1"
         )
+        minutes = self.checkpoint_minutes
+        require(0 <= minutes < math.inf, "run.checkpoint_minutes", minutes, "0 or more minutes")
         require(
             self.keep_checkpoints >= 1, "run.keep_checkpoints", self.keep_checkpoints, "at least 1"
+        )
+        require(
+            self.keep_every_steps >= 0, "run.keep_every_steps", self.keep_every_steps, "0 or more"
         )
 
 

@@ -21,7 +21,7 @@ from models import stored, tensors
 from models.config import TransformerConfig, from_dict
 from spade_jax.errors import CheckpointError
 from spade_jax.learner import lora
-from spade_jax.learner.checkpoint import find_damage
+from spade_jax.learner.manifest import find_damage, whole_steps
 from spade_jax.telemetry.sinks import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class RunWeights:
 
     def __init__(self, run: RunFolder) -> None:
         folder = run.path / "checkpoints"
-        steps = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
+        steps = whole_steps(folder)
         if not steps:
             raise CheckpointError(f"{run.path} has no checkpoint yet; let the run save one")
         self._step = folder / str(max(steps))

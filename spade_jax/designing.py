@@ -47,7 +47,7 @@ def cycle_designs(stage: Stage, cycle: int) -> list[Design]:
         if stage.config.designer.source == "policy":
             asked = requests(stage, cycle, slots, attempt_index)
             trying = [attempt(stage, request) for request in asked]
-            made = stage.runner.run(stage.engine.gather(trying))
+            made = stage.gather(trying)
             judged = [refuse_duplicates(stage, answers, known) for answers in made]
         else:
             judged = taken(stage, cycle, slots, attempt_index)
@@ -97,7 +97,7 @@ def taken(stage: Stage, cycle: int, slots: Sequence[int], attempt_index: int) ->
         _taken(stage, cycle, _design_id(cycle, slot, attempt_index), supplied)
         for slot, supplied in zip(slots, stage.supply.draw(cycle, len(slots)), strict=True)
     ]
-    return [[design] for design in stage.runner.run(stage.engine.gather(trying))]
+    return [[design] for design in stage.gather(trying)]
 
 
 async def _taken(stage: Stage, cycle: int, design_id: str, supplied: Supplied) -> Design:

@@ -85,7 +85,7 @@ def play(stage: Stage, step: int) -> list[Episode]:
             )
             for plan in wave
         ]
-        episodes += stage.runner.run(stage.engine.gather(coroutines))
+        episodes += stage.gather(coroutines)
     return episodes
 
 

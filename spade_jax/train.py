@@ -1,8 +1,8 @@
 """THE LOOP: design, play, score, update, load, save. One step is one optimiser update on both roles
 at once.
 
-Setting up and resuming are below it. Evaluation, several processes and asynchronous saving are
-deliberately not here yet.
+Setting up is below it, resuming in `resuming`, and when to save or stop in `stopping`. Evaluation
+and several processes are deliberately not here yet.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from models.sharding import build_mesh
 from models.tokenizer import Tokenizer, load_tokenizer
 from models.transformer import Params
 from models.weights import load_weights
-from spade_jax import designing, measures, selfplay
+from spade_jax import designing, measures, resuming, selfplay
 from spade_jax.config import Config, to_dict
 from spade_jax.curriculum import Curriculum
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
 from spade_jax.envs.tier import UNSAFE
-from spade_jax.errors import CheckpointError, ConfigError
+from spade_jax.errors import ConfigError
 from spade_jax.learner.checkpoint import Checkpoints
 from spade_jax.learner.step import Learner, TrainState
 from spade_jax.learner.update import make_batches, update
@@ -47,6 +47,7 @@ from spade_jax.rollout.engine import Engine
 from spade_jax.rollout.stats import EngineStats
 from spade_jax.rollout.templates import choose
 from spade_jax.stage import Stage
+from spade_jax.stopping import Stopped, Watch
 from spade_jax.telemetry.live import LiveView
 from spade_jax.telemetry.sinks import RunFolder
 from spade_jax.telemetry.summary import closing, read_metrics, summary
@@ -55,56 +56,28 @@ from spade_jax.types import Design, Episode, Group, Role
 
 logger = logging.getLogger(__name__)
 
-FREE_FIELDS = (
-    "run.dir",
-    "run.spool_dir",
-    "run.init_from",
-    "run.steps",
-    "run.checkpoint_steps",
-    "run.keep_checkpoints",
-    "run.compile_cache",
-    "execution.layers",
-    "execution.attention",
-    "execution.remat",
-    "execution.experts",
-    "execution.transport",
-    "batch.device_tokens",
-    "learner.head_tokens",
-    "learner.max_skipped",
-    "learner.optimizer_memory",
-    "learner.reference_memory",
-    "envs.unsafe_sandbox",
-    "corpus.cache_dir",
-    "telemetry.live",
-    "telemetry.profile_steps",
-)
-"""Settings that may differ on resume, and the section `warmstart`: no step depends on them.
 
-`run.steps` only moves the end, at which designer groups that still wait are trained on. Those of
-`execution`, `batch.device_tokens` and `learner.head_tokens` change the order of sums and so the
-last bits, as another device would. `run.init_from` is not among them where its weights are kept
-frozen (`_needs_start`).
-"""
-
-
-def train(config: Config, *, resume: bool | None = False) -> Path:
-    """Run self-play to the last step and return the run folder, or its spool if it is in a bucket.
+def train(config: Config, *, resume: bool | None = False) -> Path | None:
+    """Run self-play to the last step and return the run folder, or its spool if it is in a bucket;
+    None if the run was asked to stop before.
 
     Args:
         resume: go on with the run in the folder; None: if there is one.
     """
-    with start_run(config, resume=resume) as run:
-        for step in run.remaining_steps():
-            designs = run.design(step) if step % config.run.cycle_steps == 0 else []
-            with run.phases("play"):
-                episodes = selfplay.play(run.stage, step)
-                scored = selfplay.score(run.stage, episodes, step, flush=run.is_last(step))
-            with run.phases("update"):
-                update = run.update(scored.groups, scored.role_weights)
-            run.save_episodes(step, episodes)
-            run.log(step, measures.all_of(run.stage, designs, episodes, scored) | update)
-            run.checkpoint(step)  # last: what is on disk is never behind the newest checkpoint
-    return run.finish()
+    with contextlib.suppress(Stopped):
+        with start_run(config, resume=resume) as run:
+            for step in run.remaining_steps():
+                designs = run.design(step) if step % config.run.cycle_steps == 0 else []
+                with run.phases("play"):
+                    episodes = selfplay.play(run.stage, step)
+                    scored = selfplay.score(run.stage, episodes, step, flush=run.is_last(step))
+                with run.phases("update"):
+                    update = run.update(scored.groups, scored.role_weights)
+                run.save_episodes(step, episodes)
+                run.log(step, measures.all_of(run.stage, designs, episodes, scored) | update)
+                run.checkpoint(step)  # last: what is on disk is never behind the newest checkpoint
+        return run.finish()
+    return None
 
 
 @dataclass
@@ -125,7 +98,10 @@ class Run:
     checkpoints: Checkpoints
     phases: Phases
     view: LiveView
+    watch: Watch
     designed: EngineStats = field(default_factory=EngineStats)  # sampling of the step's designs
+    # the last step that is done and not in a checkpoint, with the host's state after it
+    unsaved: tuple[int, dict[str, Any]] | None = None
 
     def remaining_steps(self) -> Iterator[int]:
         """Steps not yet in a checkpoint, some of them under the profiler."""
@@ -190,10 +166,13 @@ class Run:
         self.folder.save_episodes(step, episodes)
 
     def checkpoint(self, step: int) -> None:
-        """Save everything that moves, every `run.checkpoint_steps` and after the last step."""
-        if (step + 1) % self.config.run.checkpoint_steps and not self.is_last(step):
-            return
+        """Save everything that moves when that is due, and after the last step.
+
+        Raises:
+            Stopped: the run is to stop; then it is saved.
+        """
         with self.phases("checkpoint"):
+            self.checkpoints.check()
             host = {
                 "version": self.version,
                 "curriculum": self.stage.curriculum.state(),
@@ -202,8 +181,39 @@ class Run:
                 "sandbox": self.stage.pool.sandbox.label,
                 "supply": None if self.stage.supply is None else self.stage.supply.state(),
             }
-            self.folder.push()  # before it: the newest checkpoint is never ahead of the rest
-            self.checkpoints.save(step, self.state, host)
+            self.unsaved = step, host  # copies: they may be saved when the next step has begun
+            if self.watch.must_save(step) or self.is_last(step):
+                self.save()
+        if self.watch.must_stop() and not self.is_last(step):
+            raise Stopped
+
+    def save(self) -> None:
+        """Begin to write what is not in a checkpoint, when the one before is written.
+
+        The weights are still those after that step: nothing but an update, which comes to the end
+        of its step, changes them.
+        """
+        if self.unsaved is None:
+            return
+        self._note_checkpoint()
+        self.folder.push()  # before it: the newest checkpoint is never ahead of the rest
+        step, host = self.unsaved
+        self.checkpoints.save(step, self.state, host)
+        self.watch.saved()
+        self.unsaved = None
+
+    def _note_checkpoint(self) -> None:
+        if (newest := self.checkpoints.latest()) is not None:
+            self.folder.note_checkpoint(newest)
+
+    def stop(self) -> None:
+        """Save where the run stands, and say so."""
+        self.save()
+        done = self.checkpoints.latest()
+        where = (
+            "before the first step" if done is None else f"after step {done + 1}, which is saved"
+        )
+        logger.info("asked to stop: %s; --resume does again what was begun of the next", where)
 
     def log(self, step: int, metrics: dict[str, int | float]) -> None:
         """Write one line of metrics and show it."""
@@ -225,6 +235,7 @@ class Run:
 
     def finish(self) -> Path:
         """Write the summary and say where the run is and what changed."""
+        self._note_checkpoint()
         moved = self._moved()
         lines = read_metrics(self.folder.path / "metrics.jsonl")
         self.folder.save_summary(summary(lines, moved))
@@ -249,11 +260,12 @@ class Run:
 @contextlib.contextmanager
 def start_run(config: Config, *, resume: bool | None) -> Iterator[Run]:
     """Open the run folder, build every part, restore the newest checkpoint if resuming, and close
-    all on the way out.
+    all on the way out. A run that is asked to stop saves where it stands.
 
     Raises:
         ConfigError: the folder holds a run and `resume` is off, or holds a run of another config.
-        CheckpointError: the newest checkpoint cannot be used.
+        CheckpointError: no checkpoint of the run can be used.
+        Stopped: the run was asked to stop.
     """
     if not config.run.init_from:
         raise ConfigError(
@@ -264,40 +276,44 @@ def start_run(config: Config, *, resume: bool | None) -> Iterator[Run]:
     process = jax.process_index()
     spool = Path(config.run.spool_dir, f"process_{process}")  # one each: they may share a disk
     folder = RunFolder(config.run.dir, spool=spool, writes=process == 0)
+    watch = Watch(config.run.checkpoint_steps, config.run.checkpoint_minutes)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(watch.listening())
         stack.enter_context(folder.locked())
         if resume is None:
             resume = folder.saved_config() is not None
-        _check_folder(folder, config, resume=resume)
+        resuming.check_folder(folder, config, resume=resume)
         runner = stack.enter_context(asyncio.Runner())
         mesh = build_mesh(**dataclasses.asdict(config.mesh))
         execution = backends.resolve(config.execution, config.model, mesh.devices.flat[0])
         home = folder.path if resume else Path(config.run.init_from)
         tokenizer = load_tokenizer(home)
         stage = make_stage(config, runner, mesh, execution, tokenizer)
+        stage.watch = watch
         stack.callback(lambda: runner.run(stage.pool.close()))
         learner = Learner(config.model, config.learner, mesh, execution=execution)
         checkpoints = stack.enter_context(
-            Checkpoints(folder.checkpoints, config.run.keep_checkpoints, _binding(config))
+            Checkpoints(
+                folder.checkpoints,
+                config.run.keep_checkpoints,
+                resuming.binding(config),
+                config.run.keep_every_steps,
+            )
         )
-        state, version, first_step = _restore(
+        state, version, first_step = resuming.restore(
             config, stage, learner, mesh, checkpoints, folder, resume=resume
         )
-        started = time.perf_counter()
-        stage.engine.compile()
-        logger.info(
-            "compiled %d sampler programs in %.0f s",
-            stage.engine.num_compiles,
-            time.perf_counter() - started,
-        )
+        with watch.starting():
+            _compile(stage.engine)
         stage.engine.load(learner.policy(state), version)
         # The tokenizer goes along: the run must not depend on a folder that may be made again.
         for name, content in tokenizer.files.items():
             folder.save_file(name, content)
+        folder.push()  # first: config.json makes the folder a run's, which then has all it needs
         folder.save_config(to_dict(config))
         folder.push()
         view = stack.enter_context(LiveView(config.run.steps, config.telemetry.live))
-        yield Run(
+        run = Run(
             config,
             stage,
             learner,
@@ -310,7 +326,20 @@ def start_run(config: Config, *, resume: bool | None) -> Iterator[Run]:
             checkpoints,
             Phases(),
             view,
+            watch,
         )
+        try:
+            yield run
+        except Stopped:
+            run.stop()
+            raise
+
+
+def _compile(engine: Engine) -> None:
+    started = time.perf_counter()
+    engine.compile()
+    seconds = time.perf_counter() - started
+    logger.info("compiled %d sampler programs in %.0f s", engine.num_compiles, seconds)
 
 
 def keep_compiled(folder: str) -> None:
@@ -360,121 +389,9 @@ def make_stage(
     return Stage(config, engine, pool, chat, corpus, curriculum, runner, supply)
 
 
-def _check_folder(folder: RunFolder, config: Config, *, resume: bool) -> None:
-    """Refuse a folder that is another run's; a start that fails later leaves it free."""
-    saved = folder.saved_config()
-    where = f"run.dir={folder.name!r}"
-    if saved is None:
-        if resume:
-            raise ConfigError(f"--resume: {where} holds no run; leave --resume out to start one")
-        if names := folder.foreign_files():
-            raise ConfigError(
-                f"{where} is not empty ({', '.join(names[:3])}); a run needs a folder of its own: "
-                "choose another --run.dir"
-            )
-        return
-    if not resume:
-        raise ConfigError(
-            f"{where} already holds a run; continue it with --resume or choose another --run.dir"
-        )
-    there, here = _binding_fields(saved), _binding_fields(to_dict(config))
-    names = sorted(there.keys() | here.keys())
-    different = [name for name in names if there.get(name) != here.get(name)]
-    if different:
-        name = different[0]
-        raise ConfigError(
-            f"{where} holds a run of another config: {name} is {there.get(name)!r} there and "
-            f"{here.get(name)!r} here ({len(different)} differ); resume with the same options or "
-            "choose another --run.dir"
-        )
-
-
-def _binding_fields(config: dict[str, Any]) -> dict[str, Any]:
-    free = set(FREE_FIELDS)
-    if _needs_start(config):
-        free.remove("run.init_from")
-    return {
-        f"{section}.{name}": value
-        for section, fields in config.items()
-        for name, value in fields.items()
-        if section != "warmstart" and f"{section}.{name}" not in free
-    }
-
-
-def _needs_start(config: dict[str, Any]) -> bool:
-    """Whether the starting weights are needed after the start: for a KL, or as the designer."""
-    initial = config.get("designer", {}).get("policy") == "initial"
-    return initial or bool(config.get("learner", {}).get("kl_coef"))
-
-
-def _binding(config: Config) -> dict[str, Any]:
-    return _binding_fields(to_dict(config))
-
-
-def _restore(
-    config: Config,
-    stage: Stage,
-    learner: Learner,
-    mesh: Mesh,
-    checkpoints: Checkpoints,
-    folder: RunFolder,
-    *,
-    resume: bool,
-) -> tuple[TrainState, int, int]:
-    """State, policy version and first step; a resume cuts the run folder to the checkpoint."""
-    if not resume or checkpoints.latest() is None:
-        if resume:
-            _check_steps(folder, None)
-            folder.cut(-1, -1)
-        start = load_weights(config.run.init_from, config.model, mesh, learner.execution)
-        return learner.init(start), 0, 0
-    step, state, host = checkpoints.restore(learner.abstract_state())
-    finished = step + 1 >= config.run.steps
-    if finished and folder.has_summary():
-        raise CheckpointError(
-            f"{folder.name} is finished: its checkpoint is of step {step + 1} of "
-            f"run.steps={config.run.steps}; raise --run.steps to go on"
-        )
-    _check_steps(folder, step)
-    try:
-        stage.curriculum.restore(host["curriculum"])
-        stage.pool.restore(host["pool"])
-        stage.corpus.restore(host["corpus"])
-        if stage.supply is not None:
-            stage.supply.restore(host["supply"])
-        version = int(host["version"])
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(
-            f"checkpoint {step} in {folder.checkpoints} is damaged: its host state lacks or "
-            f"misstates {error}; remove it to resume from an older one"
-        ) from error
-    folder.cut(step, step // config.run.cycle_steps)
-    logger.info("resuming after step %d from %s", step + 1, folder.checkpoints)
-    return state, version, step + 1
-
-
 def _reference(config: Config, learner: Learner, mesh: Mesh) -> Params | None:
     """The weights the run started from, which the KL is measured from and may be the designer."""
-    if not _needs_start(to_dict(config)) or config.learner.lora_rank:
+    if not resuming.needs_start(to_dict(config)) or config.learner.lora_rank:
         return None  # the weights that adapters are added to never move
     start = load_weights(config.run.init_from, config.model, mesh, learner.execution)
     return learner.frozen(start)
-
-
-def _check_steps(folder: RunFolder, newest: int | None) -> None:
-    """Refuse to go on from checkpoint `newest` where that would lose or lack logged steps."""
-    logged = folder.logged_steps()
-    if newest is None:
-        saved = folder.saved_config() or {}
-        unsaved = saved.get("run", {}).get("checkpoint_steps", 1)
-        if len(logged) > unsaved:
-            raise CheckpointError(
-                f"{folder.name} has metrics of {len(logged)} steps but no checkpoint; put "
-                f"{folder.checkpoints} back, or start again in another run.dir"
-            )
-    elif logged[: newest + 1] != list(range(newest + 1)):
-        raise CheckpointError(
-            f"{folder.name}/metrics.jsonl has whole lines of the steps {logged[:20]}, but the "
-            f"checkpoint is of step {newest}; put the missing lines back, or start again in "
-            "another run.dir"
-        )

@@ -19,6 +19,7 @@ when the one before it is done.
 """
 
 import select
+import signal
 import socket
 import sys
 import time
@@ -415,6 +416,9 @@ def main() -> None:
     descriptor, parent, memory_bytes, spares, pool_memory_bytes, workers = map(int, sys.argv[1:7])
     limits.die_with_parent(parent)
     limits.adopt_orphans()
+    # For the trainer, which may have something to save, though it is often sent to every process;
+    # what this one starts inherits it.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     trainer = socket.socket(fileno=descriptor)
     if problem := limits.few_files(num_files(workers, spares)) or limits.missing():
         head = wire.NOTICE.pack(READY, 0, 0, 0, 0.0)

@@ -1,154 +1,259 @@
 """Orbax checkpoints: the train state with its shardings, the host's state, and whose run they are.
 
-A step's folder appears under its final name only when all of it is on disk, so a killed save leaves
-the previous checkpoint as the newest; its leftovers are removed before the next save.
-Every file's checksum is verified before Orbax reads it: a damaged chunk of an array would otherwise
-restore as wrong weights, or fail inside Orbax in pages of traceback. Saves are synchronous, to a
-file system that all processes share, or to a bucket (`gs://...`): there the store keeps a checksum
-of each object and checks it on every read, so none is kept here, and Orbax marks a step as complete
-with a file in it. When to save, and what the host dictionary holds, are the caller's.
+A save returns when its arrays are off the device and goes on in a thread, one at a time; what it
+meets there is raised by the next call. A checkpoint counts once its list of files is there
+(`manifest`), which is written last, when all the rest is on the disk, and only then are older
+checkpoints removed: a save that is cut off leaves those before it, and its leftovers go with the
+next save. Every file is verified before Orbax reads it, since a damaged chunk of an array would
+otherwise restore as wrong weights; of a damaged checkpoint the one before is restored, said in the
+log. They are on a file system that all processes share, or in a bucket (`gs://...`). When to save,
+and what the host dictionary holds, are the caller's.
 
     <folder>/<step>/state        arrays per layer, named by their path in an unrolled TrainState
-                    host         JSON: the caller's dictionary
-                    about        JSON: format version, the caller's metadata, each array's shape
-                    files.json   size and CRC-32 of every file above; written last, so it is absent
-                                 after a kill at that very moment, and then nothing is verified;
-                                 not in a bucket
+                    host.json    the caller's dictionary
+                    about.json   format version, time, the caller's metadata and its digest, each
+                                 array's shape
+                    files.json   see `manifest`
 """
 
+import contextlib
 import errno
+import functools
+import hashlib
 import json
 import logging
 import os
 import shutil
+import sys
+import time
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path, PurePath
+from types import TracebackType
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from etils import epath
-from orbax.checkpoint.checkpoint_managers import preservation_policy
 
 from models import layout
-from models.stored import file_crc, file_sums
 from spade_jax.errors import CheckpointError
+from spade_jax.learner import manifest
 from spade_jax.learner.step import TrainState
 
-FORMAT = 2
-_FILES = "files.json"
+logger = logging.getLogger(__name__)
+
+FORMAT = 3
+STATE, HOST, ABOUT = "state", "host.json", "about.json"
 _ABSENT = object()
 
 
-class Checkpoints:
-    """The checkpoints of one run, newest `keep` kept. Close it, or use it in a `with` block."""
+class DamagedCheckpointError(CheckpointError):
+    """What is stored is not what was written."""
 
-    def __init__(self, folder: str | PurePath, keep: int, metadata: Mapping[str, Any]) -> None:
+
+class Checkpoints:
+    """The checkpoints of one run. Close it, or use it in a `with` block: both wait for the save
+    under way.
+    """
+
+    def __init__(
+        self, folder: str | PurePath, keep: int, metadata: Mapping[str, Any], keep_every: int = 0
+    ) -> None:
         """Open or create `folder`.
 
         Args:
+            keep: newest ones kept.
             metadata: JSON-able description of the run, such as its config; a checkpoint with
                 another one is refused.
+            keep_every: older ones kept too: those after every so many steps (0: none).
         """
-        self._in_bucket = "://" in str(folder)
-        self._folder = (
-            epath.Path(folder) if self._in_bucket else Path(folder).expanduser().resolve()
-        )
+        self._folder = manifest.open_folder(folder)
+        self._keep, self._keep_every = keep, keep_every
         self._metadata = json.loads(json.dumps(metadata))
-        logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax reports every phase of every save
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=preservation_policy.LatestN(keep),
-            enable_async_checkpointing=False,
-            cleanup_tmp_directories=True,
-            save_root_metadata=False,
-        )
+        # It reports every phase of every save, and pages of what is raised as an error.
+        logging.getLogger("absl").setLevel(logging.CRITICAL + 1)
+        _ignore_late_writes()
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._manager = ocp.CheckpointManager(self._folder, options=options)
-        except Exception as error:  # Orbax raises bare Exception, among others
+        except Exception as error:  # every cloud's client has its own
             raise CheckpointError(
                 f"cannot open the checkpoint folder {self._folder}: {_first_line(error)}"
             ) from error
+        self._orbax = ocp.AsyncCheckpointer(
+            ocp.StandardCheckpointHandler(),
+            # A folder that cannot be written is then refused before the arrays' threads meet it.
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
+            checkpoint_metadata_store=ocp.metadata.metadata_store(
+                enable_write=True, blocking_write=True
+            ),
+        )
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._saving: Future[None] | None = None
 
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except CheckpointError as unsaved:
+            if error is None:
+                raise
+            logger.error("%s", unsaved)  # what ends the run already is not hidden by it
 
     def close(self) -> None:
-        """Release Orbax's resources."""
-        self._manager.close()
+        """Wait for the save under way and release Orbax's resources."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+            with contextlib.suppress(Exception):  # it tells again of what `wait` has raised
+                self._orbax.close()
 
     def steps(self) -> list[int]:
-        """Complete checkpoints, oldest first."""
-        return sorted(self._manager.all_steps())
+        """Complete checkpoints, oldest first; the save under way is waited for."""
+        self.wait()
+        return manifest.whole_steps(self._folder)
 
     def latest(self) -> int | None:
         """Newest complete checkpoint, or None."""
         return max(self.steps(), default=None)
 
     def save(self, step: int, state: TrainState, host: Mapping[str, Any]) -> None:
-        """Write one checkpoint, and return when it is on disk.
+        """Begin one checkpoint; when this returns, `state` may be donated and `host` changed.
 
         `host` must be JSON-able, with text as keys; its floats keep every bit.
+
+        Raises:
+            CheckpointError: it cannot be begun, or the save before this one has failed.
         """
-        arrays = _named(layout.stored(state))
-        about = {"format": FORMAT, "metadata": self._metadata, "arrays": _describe(arrays)}
         if step in self.steps():
             raise CheckpointError(
                 f"checkpoint {step} already exists in {self._folder}; remove it to write it again"
             )
-        self._check_space(step, sum(array.nbytes for array in arrays.values()))
+        arrays = _named(layout.stored(state))
+        about = {
+            "format": FORMAT,
+            "time": time.time(),
+            "digest": digest(self._metadata),
+            "metadata": self._metadata,
+            "arrays": _describe(arrays),
+        }
+        texts = {HOST: json.dumps(host), ABOUT: json.dumps(about)}
+        folder = self._folder / str(step)
         try:
-            self._manager.save(
-                step,
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(arrays),
-                    host=ocp.args.JsonSave(host),
-                    about=ocp.args.JsonSave(about),
-                ),
-            )
-            if jax.process_index() == 0 and not self._in_bucket:
-                _write_checksums(Path(self._folder / str(step)))
+            if jax.process_index() == 0:
+                for left in manifest.step_folders(self._folder):
+                    if not (left / manifest.FILES).exists():
+                        manifest.remove(left)
+            self._check_space(step, sum(array.nbytes for array in arrays.values()))
+            self._orbax.save(folder / STATE, args=ocp.args.StandardSave(arrays))
+        except CheckpointError:
+            raise
         except Exception as error:  # Orbax raises bare Exception, among others
-            full = os.strerror(errno.ENOSPC) in str(error)  # somewhere in Orbax's pages
-            reason = os.strerror(errno.ENOSPC) if full else _first_line(error)
-            writable = "see that this machine may write to the bucket"
-            remedy = writable if self._in_bucket else "free some disk space"
-            raise CheckpointError(
-                f"cannot write checkpoint {step} in {self._folder}: {reason}; "
-                f"{remedy}, then go on with --resume"
-            ) from error
+            raise self._unwritten(step, error) from error
+        self._saving = self._thread.submit(self._finish, step, texts)
+
+    def _finish(self, step: int, texts: Mapping[str, str]) -> None:
+        """In the thread: wait for the arrays, write the rest, and let older checkpoints go."""
+        folder = self._folder / str(step)
+        try:
+            self._orbax.wait_until_finished()
+            if jax.process_index():
+                return
+            for name, text in texts.items():
+                (folder / name).write_text(text)
+            manifest.commit(folder)
+            kept = manifest.whole_steps(self._folder)
+            for old in kept[: -self._keep]:
+                if not self._keep_every or (old + 1) % self._keep_every:
+                    manifest.remove(self._folder / str(old))
+        except Exception as error:  # Orbax raises bare Exception, among others
+            raise self._unwritten(step, error) from error
+
+    def wait(self) -> None:
+        """Return when the save under way, if any, is on the disk.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+    def check(self) -> None:
+        """Raise what the save under way met, if it has ended."""
+        if self._saving is not None and self._saving.done():
+            self.wait()
 
     def restore(
         self, abstract_state: TrainState, step: int | None = None
     ) -> tuple[int, TrainState, dict[str, Any]]:
-        """Read a checkpoint (None: the newest) onto the shardings of `abstract_state`."""
+        """Read a checkpoint onto the shardings of `abstract_state`.
+
+        Args:
+            step: None takes the newest that is not damaged; damaged ones after it no longer count.
+        """
         steps = self.steps()
-        wanted = self.latest() if step is None else step
-        if wanted is None or wanted not in steps:
-            which = "no checkpoint" if wanted is None else f"no checkpoint {wanted}"
+        if not steps or step not in (None, *steps):
+            which = "no checkpoint" if step is None else f"no checkpoint {step}"
             raise CheckpointError(f"{which} in {self._folder}; it holds {steps or 'none'}")
-        if not self._in_bucket:
-            problem = find_damage(Path(self._folder / str(wanted)))
-            if problem is not None:
-                raise self._damaged(wanted, problem)
-        about = self._read(wanted, about=ocp.args.JsonRestore())["about"]
-        self._check_about(wanted, about)
+        if step is not None:
+            return self._restore(step, abstract_state)
+        damaged: list[tuple[int, DamagedCheckpointError]] = []
+        for tried in reversed(steps):
+            try:
+                found = self._restore(tried, abstract_state)
+            except DamagedCheckpointError as error:
+                damaged.append((tried, error))
+                continue
+            for newer, error in damaged:
+                logger.warning("%s; the one before is used, of step %d", error, tried + 1)
+                self._set_aside(newer)
+            return found
+        _, first = damaged[0]
+        others = f", and so are the {len(damaged) - 1} before it" if damaged[1:] else ""
+        raise CheckpointError(f"{first}{others}; start the run again in another run.dir")
+
+    def _restore(
+        self, step: int, abstract_state: TrainState
+    ) -> tuple[int, TrainState, dict[str, Any]]:
+        folder = self._folder / str(step)
+        problem = manifest.find_damage(folder)
+        if problem is not None:
+            raise DamagedCheckpointError(f"{self._where(step)} is damaged: {problem}")
+        about = read_about(folder)
+        self._check_about(step, about)
         wanted_state = layout.per_layer(abstract_state)
         arrays = _named(wanted_state)
-        _check_arrays(self._where(wanted), about["arrays"], _describe(arrays))
-        found = self._read(
-            wanted, state=ocp.args.StandardRestore(arrays), host=ocp.args.JsonRestore()
-        )
-        leaves = [found["state"].pop(name) for name in arrays]
+        _check_arrays(self._where(step), about["arrays"], _describe(arrays))
+        try:
+            found = self._orbax.restore(folder / STATE, args=ocp.args.StandardRestore(arrays))
+            host = json.loads((folder / HOST).read_text())
+        except Exception as error:  # Orbax raises bare Exception, among others
+            raise DamagedCheckpointError(
+                f"{self._where(step)} is damaged: {_first_line(error)}"
+            ) from error
+        leaves = [found.pop(name) for name in arrays]
         state = jax.tree.unflatten(jax.tree.structure(wanted_state), leaves)
-        return wanted, layout.restored(state, abstract_state), found["host"]
+        return step, layout.restored(state, abstract_state), host
+
+    def _set_aside(self, step: int) -> None:
+        if jax.process_index():
+            return
+        try:
+            manifest.set_aside(self._folder / str(step))
+        except Exception as error:  # every cloud's client has its own
+            raise CheckpointError(
+                f"{self._where(step)} is damaged and cannot be set aside: {_first_line(error)}; "
+                "remove it, then go on with --resume"
+            ) from error
 
     def _check_space(self, step: int, num_bytes: int) -> None:
         """Refuse before Orbax meets a full disk, of which its threads tell in pages."""
-        if self._in_bucket:  # which does not fill up
+        if not isinstance(self._folder, Path):  # a bucket does not fill up
             return
         free = shutil.disk_usage(self._folder).free
         if free < num_bytes:
@@ -157,31 +262,29 @@ class Checkpoints:
                 f"the disk has {free} left; free some disk space, then go on with --resume"
             )
 
+    def _unwritten(self, step: int, error: Exception) -> CheckpointError:
+        """What became of a save; on a full disk what it has written is in the way of all else."""
+        if jax.process_index() == 0:
+            with contextlib.suppress(Exception):  # it does not count, and the next save removes it
+                manifest.remove(self._folder / str(step))
+        full = os.strerror(errno.ENOSPC) in str(error)  # somewhere in Orbax's pages
+        reason = os.strerror(errno.ENOSPC) if full else _first_line(error)
+        writable = "see that this machine may write to the bucket"
+        remedy = writable if manifest.in_bucket(self._folder) else "free some disk space"
+        return CheckpointError(
+            f"cannot write checkpoint {step} in {self._folder}: {reason}; "
+            f"{remedy}, then go on with --resume"
+        )
+
     def _where(self, step: int) -> str:
         return f"checkpoint {self._folder / str(step)}"
 
-    def _read(self, step: int, **items: Any) -> Any:
-        try:
-            return self._manager.restore(step, args=ocp.args.Composite(**items))
-        except Exception as error:  # Orbax raises bare Exception, among others
-            raise self._damaged(step, _first_line(error)) from error
-
-    def _damaged(self, step: int, reason: str) -> CheckpointError:
-        others = [other for other in self.steps() if other != step]
-        advice = (
-            f"remove it to resume from {max(others)}"
-            if others
-            else "start the run again in another run.dir"
-        )
-        return CheckpointError(f"{self._where(step)} is damaged: {reason}; {advice}")
-
-    def _check_about(self, step: int, about: Any) -> None:
+    def _check_about(self, step: int, about: Mapping[str, Any]) -> None:
         """Refuse a checkpoint of another format or another run, naming up to five differences."""
-        version = about.get("format") if isinstance(about, dict) else None
-        if version != FORMAT:
+        if about.get("format") != FORMAT:
             raise CheckpointError(
-                f"{self._where(step)} has format {version}, this program reads format {FORMAT}; "
-                "use the version of the program that wrote it"
+                f"{self._where(step)} has format {about.get('format', 'unknown')}, this program "
+                f"reads format {FORMAT}; use the version of the program that wrote it"
             )
         theirs, ours = _flatten(about["metadata"]), _flatten(self._metadata)
         differences = [
@@ -194,6 +297,36 @@ class Checkpoints:
                 f"{self._where(step)} is of another run: {_some(differences)}; "
                 "restore those settings or choose another run.dir"
             )
+
+
+@functools.cache
+def _ignore_late_writes() -> None:
+    """Let writes that go on after the first that failed be silent: Orbax has closed the event loop
+    they report to, and each would print a traceback over the one error that is raised.
+    """
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        late = isinstance(unraisable.exc_value, RuntimeError)
+        if not (late and str(unraisable.exc_value) == "Event loop is closed"):
+            before(unraisable)
+
+    sys.unraisablehook = hook
+
+
+def digest(metadata: Mapping[str, Any]) -> str:
+    """Short name of what a run is bound to: equal for equal settings."""
+    text = json.dumps(metadata, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read_about(folder: manifest.Folder) -> dict[str, Any]:
+    """What a checkpoint says about itself; nothing where another format said it elsewhere."""
+    try:
+        about = json.loads((folder / ABOUT).read_text())
+    except (OSError, ValueError):
+        return {}
+    return about if isinstance(about, dict) else {}
 
 
 def _named(tree: TrainState) -> dict[str, Any]:
@@ -209,31 +342,6 @@ def _describe(arrays: Mapping[str, Any]) -> dict[str, Any]:
         name: {"shape": list(array.shape), "dtype": str(array.dtype)}
         for name, array in arrays.items()
     }
-
-
-def _write_checksums(folder: Path) -> None:
-    """List every file of a finished checkpoint."""
-    partial = folder / f"{_FILES}.partial"
-    partial.write_text(json.dumps(file_sums(folder)))
-    os.replace(partial, folder / _FILES)
-
-
-def find_damage(folder: Path) -> str | None:
-    """Say which file is not what was written; None when all are, or no list was written."""
-    try:
-        files = json.loads((folder / _FILES).read_text())
-        for name, (size, checksum) in files.items():
-            found = (folder / name).stat().st_size
-            if found != size:
-                return f"{name} has {found} bytes instead of {size}"
-            if file_crc(folder / name) != checksum:
-                return f"{name} does not match its checksum"
-    except FileNotFoundError as error:
-        missing = Path(error.filename).relative_to(folder).as_posix()
-        return None if missing == _FILES else f"{missing} is missing"
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        return f"{_FILES} cannot be used ({_first_line(error)})"
-    return None
 
 
 def _check_arrays(where: str, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:

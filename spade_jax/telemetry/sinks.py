@@ -5,7 +5,8 @@
     episodes/step_00003.jsonl        the episodes of a step: tokens, text, rewards, outcome
     environments/002/<id>.py .json   admitted programs of a cycle, with verdict and hint
     rejected/002/<id>.py .json       refused designs with the reason; .txt: not a program
-    checkpoints/                     Orbax's own
+    checkpoints/                     Orbax's, and the lists of their files
+    checkpointed.txt                 a checkpoint that there has been, by its step
     tokenizer.model (or .json, ...)  the tokenizer of the policy, as its checkpoint had it
     profile/                         what the profiler saw of a few steps, if asked for
     summary.md                       written at the end
@@ -14,7 +15,8 @@ It may be in a bucket, as `gs://...`: then `path` is its local spool, and `push`
 
 Program text is untrusted: it is written as it is, and every name comes from our ids. Whole files
 appear at once (a temporary name, then a rename), so a kill leaves either the old file or the new
-one. Nothing is synced: this guards against a killed process, not against a lost machine.
+one. Metrics and episodes are brought to the disk before a checkpoint (`push`), so that even a lost
+machine leaves none that is ahead of them; for all else this guards against a killed process only.
 """
 
 import errno
@@ -182,6 +184,7 @@ class RunFolder:
         self.name = self._bucket.url if self._bucket else str(self.path)
         self._writes = writes
         self._metrics = JsonlSink(self.path / "metrics.jsonl")
+        self._unsynced: set[Path] = set()
         with _writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         for name in ("checkpoints", "episodes", "environments", "rejected"):
@@ -227,9 +230,16 @@ class RunFolder:
                 os.close(descriptor)
 
     def push(self) -> None:
-        """Send what is new to the bucket, if the run folder is in one; return when it is there."""
+        """Bring what is new to the bucket, if the run folder is in one, or else what a resume needs
+        of it to the disk; return when it is there.
+        """
         if self._bucket and self._writes:
             self._bucket.push()
+        elif self._writes:
+            for path in sorted(self._unsynced | {path.parent for path in self._unsynced}):
+                with _writing(path):
+                    _sync(path)
+        self._unsynced = set()
 
     def logged_steps(self) -> list[Any]:
         """The steps that have a whole line of metrics, in the order of the lines."""
@@ -280,11 +290,15 @@ class RunFolder:
         checked = metric_names.check(metrics)
         if self._writes:
             self._metrics.write(checked)
+            self._unsynced.add(self._metrics.path)
 
     def save_episodes(self, step: int, episodes: Sequence[Episode]) -> None:
         """Write all episodes of a step, one a line."""
         data = b"".join(_json_line(episode) for episode in episodes)
-        self.save_file(f"episodes/step_{step:05d}.jsonl", data)
+        name = f"episodes/step_{step:05d}.jsonl"
+        self.save_file(name, data)
+        if self._writes:
+            self._unsynced.add(self.path / name)
 
     def save_environment(self, environment: Environment) -> None:
         """Write an admitted program and, beside it, all that is known about it."""
@@ -306,6 +320,14 @@ class RunFolder:
         else:
             self.save_file(f"{path}.py", _text(design.source.program))
         self.save_file(f"{path}.json", _json_file(record))
+
+    def note_checkpoint(self, step: int) -> None:
+        """Remember that there is a checkpoint: without any, the run then lost them."""
+        self.save_file("checkpointed.txt", f"{step}\n".encode())
+
+    def had_checkpoint(self) -> bool:
+        """Whether a checkpoint was there when a later save began, or the run ended."""
+        return (self.path / "checkpointed.txt").exists()
 
     def has_summary(self) -> bool:
         """Whether the run came to its end."""
@@ -349,6 +371,14 @@ class RunFolder:
             for name in bucket.listing(kind):
                 if _number(name) > cycle:
                     bucket.remove(f"{kind}/{name}")
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _text(text: str) -> bytes:

@@ -1,96 +1,15 @@
 """`configs/micro.py` as a user runs it, in processes of their own: what it leaves, that it repeats,
-that a kill loses nothing.
+and what a damaged run is told. That it can be stopped anywhere is in `test_stops`.
 """
 
 import json
-import os
 import shutil
-import signal
 import subprocess
-import sys
-import time
-import warnings
-from pathlib import Path
 
-import jax
-import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 
-from helpers import untimed
-
-ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 600
-
-
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory):
-    """One device, as on a laptop, and compiled programs shared by the runs of this module."""
-    cache = tmp_path_factory.mktemp("compiled")
-    kept = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_PLATFORMS")}
-    return kept | {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
-
-
-def command(folder, *options):
-    return [
-        sys.executable,
-        "-m",
-        "spade_jax.cli",
-        "train",
-        str(ROOT / "configs" / "micro.py"),
-        "--run.dir",
-        str(folder),
-        *options,
-    ]
-
-
-def run(folder, environment, *options):
-    done = subprocess.run(
-        command(folder, *options),
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done
-
-
-def metrics(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def episodes(folder):
-    return {path.name: path.read_bytes() for path in sorted((folder / "episodes").glob("*.jsonl"))}
-
-
-def checkpoint(folder):
-    """Every array and the whole host state of the newest checkpoint."""
-    steps = [int(path.name) for path in (folder / "checkpoints").iterdir() if path.name.isdecimal()]
-    newest = folder / "checkpoints" / str(max(steps))
-    with warnings.catch_warnings(action="ignore"):  # Orbax asks for shardings, which NumPy lacks
-        arrays = ocp.PyTreeCheckpointer().restore(newest / "state")
-    host = json.loads((newest / "host" / "metadata").read_text())
-    return max(steps), jax.tree.map(np.asarray, arrays), host
-
-
-def assert_same_run(folder, other):
-    assert [untimed(line) for line in metrics(folder)] == [untimed(line) for line in metrics(other)]
-    assert episodes(folder) == episodes(other)
-    (step, arrays, host), (other_step, other_arrays, other_host) = map(checkpoint, (folder, other))
-    assert step == other_step and host == other_host
-    assert len(jax.tree.leaves(arrays)) > 100
-    assert jax.tree.all(jax.tree.map(np.array_equal, arrays, other_arrays))
-
-
-@pytest.fixture(scope="module")
-def first(tmp_path_factory, environment):
-    folder = tmp_path_factory.mktemp("runs") / "first"
-    return folder, run(folder, environment)
+from spade_jax.learner.manifest import commit
+from whole_runs import DEADLINE_S, assert_same_run, command, metrics, run
 
 
 def test_a_run_leaves_what_it_says(first):
@@ -179,8 +98,8 @@ def break_last_line(folder):
 
 def break_host_state(folder):
     newest = folder / "checkpoints" / "2"
-    (newest / "files.json").unlink()
-    (newest / "host" / "metadata").write_text("{}")
+    (newest / "host.json").write_text("{}")
+    commit(newest)
 
 
 @pytest.mark.parametrize(
@@ -213,28 +132,4 @@ def test_a_damaged_run_is_refused_and_left_alone(first, environment, tmp_path, d
 def test_the_same_seed_gives_the_same_run(first, environment, tmp_path):
     folder = tmp_path / "again"
     run(folder, environment)
-    assert_same_run(folder, first[0])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", ["designing", "logged", "after the first checkpoint"])
-def test_a_killed_run_resumes_to_the_same_bits(first, environment, tmp_path, moment):
-    folder = tmp_path / "killed"
-    process = subprocess.Popen(
-        command(folder), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    signs = {
-        "designing": folder / "config.json",
-        "logged": folder / "metrics.jsonl",
-        "after the first checkpoint": folder / "checkpoints" / "0" / "files.json",
-    }
-    deadline = time.monotonic() + DEADLINE_S
-    while not signs[moment].exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
-    if moment != "logged":
-        time.sleep(1.0)  # into the next step
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    run(folder, environment, "--resume")
     assert_same_run(folder, first[0])

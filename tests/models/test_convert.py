@@ -372,7 +372,7 @@ def test_a_full_disk_leaves_nothing(source: Path, monkeypatch):
     def full(path, *rest):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("models.stored._sync", full)
+    monkeypatch.setattr("models.stored.sync", full)
     refuse(source, "No space left on device")
 
 

@@ -61,6 +61,11 @@ def test_every_preset_builds():
         (["warmstart", TINY, "--profile"], ["unknown option --profile"]),
         (["train", TINY, "--run.dir", "ftp://host/x"], ["run.dir='ftp://host/x'", "gs"]),
         (["train", TINY, "--telemetry.profile-steps", "-1"], ["telemetry.profile_steps=-1"]),
+        (["train", TINY, "--run.checkpoint-minutes", "-1"], ["run.checkpoint_minutes=-1"]),
+        (["train", TINY, "--run.checkpoint-minutes", "inf"], ["run.checkpoint_minutes=inf"]),
+        (["train", TINY, "--run.keep-every-steps", "-1"], ["run.keep_every_steps=-1"]),
+        (["checkpoints"], ["RUN", "--help"]),
+        (["checkpoints", "absent"], ["absent is not the folder of a run"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, parts, capsys, tmp_path):

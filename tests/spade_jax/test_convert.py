@@ -19,6 +19,7 @@ from models.weights import load_weights, named_leaves, save_weights
 from spade_jax import cli
 from spade_jax.config import Config, LearnerConfig, RunConfig, to_dict
 from spade_jax.learner.checkpoint import Checkpoints
+from spade_jax.learner.manifest import commit
 from spade_jax.learner.step import Learner
 from spade_jax.telemetry.sinks import RunFolder
 
@@ -134,9 +135,12 @@ def test_a_run_that_cannot_be_read_is_one_line(run: Path, tmp_path: Path, capsys
         shutil.rmtree(run / "checkpoints" / name)
     assert cli.main(arguments) == 2 and "has no checkpoint yet" in capsys.readouterr().err
     make_run(run, Path(config["run"]["init_from"]), steps=(4,))
-    (run / "checkpoints" / "5").mkdir()
+    newest = run / "checkpoints" / "5"
+    newest.mkdir()
+    (newest / "host.json").write_text("{}")
+    commit(newest)  # whole, by its list, and without arrays
     assert cli.main(arguments) == 2 and "5 cannot be read" in capsys.readouterr().err
-    (run / "checkpoints" / "5").rmdir()
+    (newest / "files.json").unlink()  # a save that is under way does not count
     (run / "config.json").write_text("[" * 100_000)
     assert cli.main(arguments) == 2 and "is damaged" in capsys.readouterr().err
     config["model"]["num_layers"] = 3

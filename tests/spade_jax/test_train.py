@@ -3,11 +3,14 @@ refused for before anything is computed.
 """
 
 import asyncio
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
@@ -19,20 +22,23 @@ from spade_jax.config import (
     DiversityConfig,
     EngineConfig,
     LearnerConfig,
+    MeshConfig,
     RunConfig,
 )
 from spade_jax.curriculum import Curriculum
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
-from spade_jax.errors import ConfigError, CorpusError, SpadeError
+from spade_jax.errors import CheckpointError, ConfigError, CorpusError, SpadeError
 from spade_jax.learner.checkpoint import Checkpoints
 from spade_jax.learner.step import Learner, TrainState
+from spade_jax.resuming import _check_steps, binding, check_folder, restore
 from spade_jax.roles.corpus import Corpus
 from spade_jax.roles.memory import Memory
 from spade_jax.stage import Stage
+from spade_jax.stopping import Stopped, Watch
 from spade_jax.telemetry.sinks import RunFolder
 from spade_jax.telemetry.timing import Phases
-from spade_jax.train import Run, _restore, start_run
+from spade_jax.train import Run, start_run
 from spade_jax.types import Document, Fault, Outcome
 
 DYING = """
@@ -87,7 +93,7 @@ def test_a_quarantine_outlives_the_run(tmp_path):
         run = object.__new__(Run)
         run.config, run.stage, run.state = config, asyncio.run(offend()), state
         run.version, run.checkpoints, run.phases = 0, checkpoints, Phases()
-        run.folder = RunFolder(tmp_path)
+        run.folder, run.watch = RunFolder(tmp_path), Watch(1, 0)
         run.checkpoint(config.run.checkpoint_steps - 1)
 
         fresh = made_stage()
@@ -97,7 +103,7 @@ def test_a_quarantine_outlives_the_run(tmp_path):
         folder = RunFolder(tmp_path)
         line = {"progress/step": 0, "progress/cycle": 0, "time/step_s": 1.0}
         (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-        _restore(config, fresh, learner, mesh, checkpoints, folder, resume=True)
+        restore(config, fresh, learner, mesh, checkpoints, folder, resume=True)
 
     async def reopen() -> Fault:
         async with fresh.pool:
@@ -109,6 +115,102 @@ def test_a_quarantine_outlives_the_run(tmp_path):
     fault = asyncio.run(reopen())
     assert fault.outcome is Outcome.WORKER_DIED
     assert fault.detail.startswith("in quarantine")
+
+
+@pytest.fixture
+def saving_run(tmp_path) -> Iterator[Run]:
+    """A run of five steps that saves every third, its parts empty."""
+    run = object.__new__(Run)
+    run.config = Config(run=RunConfig(steps=5, cycle_steps=5, checkpoint_steps=3))
+    run.stage, run.folder, run.phases = made_stage(), RunFolder(tmp_path), Phases()
+    run.watch = Watch(3, 0)
+    run.stage.pool.sandbox = SimpleNamespace(label="full")
+    with Checkpoints(tmp_path / "checkpoints", 9, {}) as run.checkpoints:
+        yield run
+
+
+def after(run: Run, step: int) -> None:
+    """What the loop does at the end of a step."""
+    run.version = step + 1
+    run.state = TrainState({"w": jnp.full(2, step + 1.0)}, (), jnp.int32(step + 1), jnp.int32(0))
+    run.checkpoint(step)
+
+
+def test_saves_when_due_and_after_the_last_step(saving_run, tmp_path):
+    for step in range(5):
+        after(saving_run, step)
+    assert saving_run.checkpoints.steps() == [2, 4]
+    assert (tmp_path / "checkpointed.txt").read_text() == "2\n"  # the one before the last save
+
+
+@pytest.mark.parametrize("moment", ["in a step", "in a play", "in the play after a save"])
+def test_what_is_saved_at_a_stop_is_the_last_whole_step(saving_run, moment, caplog):
+    run = saving_run
+    whole = 3 if moment == "in the play after a save" else 2
+    for step in range(whole - 1):
+        after(run, step)
+    if moment == "in a step":
+        run.watch._asked = True
+        with pytest.raises(Stopped):
+            after(run, whole - 1)
+    else:
+        after(run, whole - 1)
+        run.stage.corpus._positions["all"] = 7  # of the step that is begun, and given up
+    run.stop()
+    assert run.checkpoints.steps() == [whole - 1]
+    _, state, host = run.checkpoints.restore(run.state)
+    assert int(state.step) == host["version"] == whole and host["corpus"]["positions"] == {}
+    with caplog.at_level("INFO"):
+        run.stop()  # has nothing more to save
+    assert f"asked to stop: after step {whole}, which is saved" in caplog.text
+
+
+def test_a_run_that_is_asked_to_stop_in_its_last_step_ends(saving_run):
+    saving_run.watch._asked = True
+    after(saving_run, 4)
+    assert saving_run.checkpoints.steps() == [4]
+
+
+def test_a_save_that_failed_ends_the_run_at_the_next_step(saving_run, monkeypatch):
+    def full(folder: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("spade_jax.learner.manifest.commit", full)
+    after(saving_run, 2)
+    saving_run.checkpoints._saving.exception()  # has come to its end
+    with pytest.raises(CheckpointError, match=r"cannot write checkpoint 2 .*No space left"):
+        after(saving_run, 3)
+
+
+def test_lost_checkpoints_are_noticed(tmp_path):
+    folder = RunFolder(tmp_path)
+    line = {"progress/step": 0, "progress/cycle": 0, "time/step_s": 1.0}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    _check_steps(folder, None)  # none was whole yet
+    folder.note_checkpoint(0)
+    with pytest.raises(CheckpointError, match="metrics of 1 steps but no checkpoint"):
+        _check_steps(folder, None)
+
+
+def test_a_start_that_was_killed_leaves_its_folder_free(tmp_path):
+    """At any point up to the rename that brings config.json."""
+    for name in ("tokenizer.model", "revision.txt", "config.json.tmp"):
+        (tmp_path / name).write_text("half")
+        check_folder(RunFolder(tmp_path), Config(), resume=False)
+    (tmp_path / "notes.txt").write_text("a user's")
+    with pytest.raises(ConfigError, match=r"is not empty \(notes\.txt\)"):
+        check_folder(RunFolder(tmp_path), Config(), resume=False)
+
+
+def test_the_shape_of_the_mesh_may_change_and_the_seed_may_not():
+    config = Config()
+    other = dataclasses.replace(config, mesh=MeshConfig(data=2, fsdp=2, expert=1, tensor=2))
+    assert binding(config) == binding(other)
+    reseeded = dataclasses.replace(config, run=RunConfig(seed=1, checkpoint_minutes=5))
+    differing = {
+        name for name, value in binding(config).items() if binding(reseeded)[name] != value
+    }
+    assert differing == {"run.seed"}
 
 
 ASSETS = Path(__file__).parents[2] / "assets" / "tiny"

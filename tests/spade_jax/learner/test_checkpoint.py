@@ -1,12 +1,17 @@
-"""Checkpoints: bit-equal resume, a killed save, damage to any file, checkpoints of other runs."""
+"""Checkpoints: bit-equal resume, saves that go on beside the run or are killed, damage to any file,
+checkpoints of other runs.
+"""
 
+import dataclasses
 import json
+import math
 import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import jax
@@ -15,10 +20,14 @@ import numpy as np
 import pytest
 
 from helpers import pack_groups, tree_allclose
-from models import layout
+from models import layout, transformer
+from models.sharding import build_mesh
+from spade_jax.config import LearnerConfig
 from spade_jax.errors import CheckpointError
+from spade_jax.learner import manifest
 from spade_jax.learner.checkpoint import Checkpoints
-from spade_jax.learner.step import TrainState
+from spade_jax.learner.manifest import commit, find_damage, whole_steps
+from spade_jax.learner.step import Learner, TrainState
 
 METADATA = {"run": {"seed": 3}, "model": {"embed": 32, "tied_head": True}}
 HOST = {
@@ -110,6 +119,48 @@ def test_restores_onto_another_mesh(learner, sharded_learner, params, tmp_path: 
     )
 
 
+@pytest.mark.slow
+def test_goes_on_from_any_number_of_devices(model, groups, tmp_path: Path) -> None:
+    """A dense model, trained on one device: the same weights on 1, 2 and 8, and the same next step
+    up to the order of sums.
+    """
+    dense = dataclasses.replace(model, num_experts=1, experts_per_token=1)
+    batches = [pack_groups(groups, version=version) for version in range(2)]
+
+    def learner_on(*mesh: int) -> Learner:
+        devices = jax.devices()[: math.prod(mesh)]
+        return Learner(dense, LearnerConfig(lr=1e-2), build_mesh(*mesh, devices=devices))
+
+    one = learner_on(1, 1, 1, 1)
+    rng = np.random.default_rng(3)
+    start = jax.tree.map(
+        lambda leaf: jnp.array(rng.normal(0.1, 0.1, leaf.shape), jnp.float32),
+        transformer.abstract_params(dense),
+    )
+    state, _ = one.step(one.init(start), batches[0])
+    saved = bits(state)
+    with Checkpoints(tmp_path, 1, METADATA) as checkpoints:
+        checkpoints.save(0, state, {})
+        state, expected = one.step(state, batches[1])
+        for mesh in ((1, 1, 1, 1), (1, 2, 1, 1), (2, 2, 1, 2)):
+            learner = one if mesh == (1, 1, 1, 1) else learner_on(*mesh)
+            _, restored, _ = checkpoints.restore(learner.abstract_state())
+            assert bits(restored) == saved
+            rows = 2 // learner.shards or 1
+            batch = pack_groups(groups, version=1, rows=rows, shards=learner.shards)
+            restored, metrics = learner.step(restored, batch)
+            for name in ("loss/agent", "loss/designer", "optim/grad_norm"):
+                assert metrics[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5), name
+            assert tree_allclose(
+                jax.tree.map(np.asarray, restored.params),
+                jax.tree.map(np.asarray, state.params),
+                rtol=1e-4,
+                atol=1e-4,
+            )
+            if learner is one:
+                assert bits(restored) == bits(state)
+
+
 def test_moves_between_layouts(learner, scanned_learner, groups, params, tmp_path: Path) -> None:
     """Trained unrolled, restored scanned and back with every bit, moments and counters included;
     and the next step is the same from either.
@@ -128,8 +179,7 @@ def test_moves_between_layouts(learner, scanned_learner, groups, params, tmp_pat
         _, back, _ = checkpoints.restore(learner.abstract_state(), 1)
         assert bits(back) == before
     names = [
-        json.loads((tmp_path / step / "about" / "metadata").read_text())["arrays"]
-        for step in ("0", "1")
+        json.loads((tmp_path / step / "about.json").read_text())["arrays"] for step in ("0", "1")
     ]
     assert names[0] == names[1] and "params.blocks.1.moe.down.value" in names[0]
 
@@ -142,36 +192,49 @@ def test_moves_between_layouts(learner, scanned_learner, groups, params, tmp_pat
 KILLED = """
 import os, signal, sys
 import jax.numpy as jnp
+from spade_jax.learner import manifest
 from spade_jax.learner.checkpoint import Checkpoints
 from spade_jax.learner.step import TrainState
 
-class Bomb(dict):
-    def items(self):  # called by json.dumps, in the middle of Orbax's writing
-        os.kill(os.getpid(), signal.SIGKILL)
+def die(*_):
+    while not os.path.exists(os.path.join(sys.argv[1], "2")):
+        pass
+    os.kill(os.getpid(), signal.SIGKILL)
 
 zero = jnp.int32(0)
 state = lambda scale: TrainState({"matrix": jnp.full((300, 300), scale)}, (), zero, zero)
 checkpoints = Checkpoints(sys.argv[1], 1, {})
 checkpoints.save(1, state(1.0), {"step": 1})
-checkpoints.save(2, state(2.0), Bomb(step=2))
+checkpoints.wait()
+if sys.argv[2] == "at its start":
+    checkpoints._finish = die
+elif sys.argv[2] == "before its list":
+    manifest.flush = die
+else:
+    manifest.remove = die  # of the older one, when all is written
+checkpoints.save(2, state(2.0), {"step": 2})
+checkpoints.wait()
 """
 
 
-def test_a_killed_save_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", ["at its start", "before its list", "with the older one there"])
+def test_a_killed_save_leaves_a_checkpoint(tmp_path: Path, when: str) -> None:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "XLA_FLAGS": ""}
     child = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path)], env=environment, capture_output=True
+        [sys.executable, "-c", KILLED, str(tmp_path), when], env=environment, capture_output=True
     )
     assert child.returncode == -signal.SIGKILL, child.stderr.decode()
     assert any(path.name != "1" for path in tmp_path.iterdir())  # the second save had begun
     state = TrainState({"matrix": jnp.zeros((300, 300))}, (), jnp.int32(0), jnp.int32(0))  # type: ignore[arg-type]
+    found = 2 if when == "with the older one there" else 1
     with Checkpoints(tmp_path, 1, {}) as checkpoints:
-        assert checkpoints.steps() == [1]
+        assert checkpoints.latest() == found
         step, restored, host = checkpoints.restore(abstract(state))
-        assert (step, host) == (1, {"step": 1}) and float(restored.params["matrix"].min()) == 1.0
-        checkpoints.save(2, restored, {"step": 2})
-        assert checkpoints.steps() == [2]
-    assert [path.name for path in tmp_path.iterdir()] == ["2"]  # and no leftovers
+        assert (step, host) == (found, {"step": found})
+        assert float(restored.params["matrix"].min()) == found
+        checkpoints.save(3, restored, {"step": 3})
+        assert checkpoints.steps() == [3]
+    assert [path.name for path in tmp_path.iterdir()] == ["3"]  # and no leftovers
 
 
 @pytest.fixture(scope="module")
@@ -185,9 +248,7 @@ def written(tmp_path_factory) -> Path:
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files that hold something of ours: not Orbax's markers and notes."""
-    notes = {"commit_success.txt", "_CHECKPOINT_METADATA", "_sharding"}
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in notes)
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def damage(path: Path, how: str) -> None:
@@ -199,45 +260,103 @@ def damage(path: Path, how: str) -> None:
     elif how == "truncated":
         path.write_bytes(content[: len(content) // 2])
     else:
-        middle = len(content) // 2
-        flipped = bytes(byte ^ 0x15 for byte in content[middle : middle + 40])
-        path.write_bytes(content[:middle] + flipped + content[middle + 40 :])
+        place = len(content) // 2 or 0
+        flipped = bytes([content[place] ^ 0x10]) if content else b"x"
+        path.write_bytes(content[:place] + flipped + content[place + 1 :])
 
 
-@pytest.mark.parametrize("how", ["removed", "emptied", "truncated", "garbled"])
-def test_damage_is_one_clear_error_or_harmless(written: Path, tmp_path: Path, how: str) -> None:
-    """Whichever file is hit, the checkpoint is refused, or restores to the very same bits."""
-    refused = 0
-    for index, _ in enumerate(files_of(written / "2")):
+@pytest.mark.parametrize("how", ["removed", "emptied", "truncated", "a byte flipped"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    written: Path, tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whichever file is hit."""
+    num_files = len(files_of(written / "2"))
+    assert num_files >= 8
+    for index in range(num_files):
         folder = tmp_path / str(index)
         shutil.copytree(written, folder)
         target = files_of(folder / "2")[index]
+        before = target.read_bytes()
         damage(target, how)
+        if target.exists() and target.read_bytes() == before:  # empty, and left so
+            continue
+        caplog.clear()
         with Checkpoints(folder, 2, METADATA) as checkpoints:
-            try:
-                _, restored, host = checkpoints.restore(abstract(small_state()))
-            except CheckpointError as error:
-                assert "damaged" in str(error) and "\n" not in str(error), target
-                assert "resume from 1" in str(error)
-                refused += 1
-            else:
-                assert bits(restored) == bits(small_state(0.2)), target
-                assert json.dumps(host) == json.dumps(HOST), target
-            _, older, _ = checkpoints.restore(abstract(small_state()), 1)
-            assert bits(older) == bits(small_state(0.1))
-    assert refused >= index  # all but the list of checksums itself, which may be absent
-
-
-def test_an_empty_step_folder_is_refused(written: Path, tmp_path: Path) -> None:
-    shutil.copytree(written, tmp_path / "c")
-    shutil.rmtree(tmp_path / "c" / "2")
-    (tmp_path / "c" / "2").mkdir()
-    with Checkpoints(tmp_path / "c", 2, METADATA) as checkpoints:
-        if checkpoints.latest() == 2:
-            with pytest.raises(CheckpointError, match="damaged"):
-                checkpoints.restore(abstract(small_state()))
-        else:
+            counts = not (how == "removed" and target.name == "files.json")
+            assert checkpoints.steps() == ([1, 2] if counts else [1]), target
+            if counts:
+                with pytest.raises(CheckpointError, match=r"checkpoint .*/2 is damaged") as raised:
+                    checkpoints.restore(abstract(small_state()), 2)
+                assert "\n" not in str(raised.value), target
+            step, restored, host = checkpoints.restore(abstract(small_state()))
+            assert step == 1 and bits(restored) == bits(small_state(0.1)), target
+            assert json.dumps(host) == json.dumps(HOST), target
+            assert counts == ("2 is damaged" in caplog.text and "step 2" in caplog.text), target
             assert checkpoints.steps() == [1]
+            if index == 0:
+                checkpoints.save(2, restored, HOST)  # it has been played again
+                assert checkpoints.steps() == [1, 2]
+                assert find_damage(folder / "2") is None
+
+
+def test_when_all_are_damaged_none_is_touched(written: Path, tmp_path: Path) -> None:
+    shutil.copytree(written, tmp_path / "c")
+    for step in ("1", "2"):
+        damage(tmp_path / "c" / step / "host.json", "emptied")
+    with Checkpoints(tmp_path / "c", 2, METADATA) as checkpoints:
+        with pytest.raises(
+            CheckpointError, match=r"2 is damaged: host.json has 0 .* so are the 1 before it"
+        ):
+            checkpoints.restore(abstract(small_state()))
+        assert checkpoints.steps() == [1, 2]
+
+
+def test_what_orbax_cannot_read_gives_way_too(written: Path, tmp_path: Path, caplog) -> None:
+    """Nothing of a file is wrong, but the list is of other files."""
+    shutil.copytree(written, tmp_path / "c")
+    shutil.rmtree(tmp_path / "c" / "2" / "state")
+    (tmp_path / "c" / "2" / "files.json").unlink()
+    commit(tmp_path / "c" / "2")
+    with Checkpoints(tmp_path / "c", 2, METADATA) as checkpoints:
+        assert checkpoints.restore(abstract(small_state()))[0] == 1
+    assert "2 is damaged" in caplog.text
+
+
+def test_a_step_folder_without_its_list_does_not_count(written: Path, tmp_path: Path) -> None:
+    shutil.copytree(written, tmp_path / "c")
+    (tmp_path / "c" / "3").mkdir()
+    with Checkpoints(tmp_path / "c", 2, METADATA) as checkpoints:
+        assert checkpoints.steps() == [1, 2]
+
+
+def test_older_ones_are_kept_by_their_steps(tmp_path: Path) -> None:
+    with Checkpoints(tmp_path, 2, METADATA, keep_every=3) as checkpoints:
+        for step in range(8):
+            checkpoints.save(step, small_state(step), {})
+        assert checkpoints.steps() == [2, 5, 6, 7]  # after 3, 6, 7 and 8 steps
+
+
+def test_a_save_goes_on_while_the_state_and_the_host_change(tmp_path: Path, monkeypatch) -> None:
+    """What is written is what there was when the save began, although the update donates it."""
+    update = jax.jit(lambda state: jax.tree.map(lambda x: x + x, state), donate_argnums=0)
+    weights = {"matrix": jnp.arange(600_000, dtype=jnp.float32).reshape(600, 1000)}
+    state = TrainState(weights, (), jnp.int32(1), jnp.int32(0))  # type: ignore[arg-type]
+    expected, host = bits(state), {"records": [1]}
+    target = abstract(state)
+    go_on = threading.Event()
+    monkeypatch.setattr(manifest, "commit", lambda folder: (go_on.wait(30), commit(folder)))
+    with Checkpoints(tmp_path, 2, METADATA) as checkpoints:
+        checkpoints.save(1, state, host)
+        host["records"].append(2)
+        for _ in range(3):
+            state = update(state)
+        jax.block_until_ready(state)
+        checkpoints.check()  # nothing has gone wrong
+        assert whole_steps(tmp_path) == []  # it is under way
+        go_on.set()
+        assert checkpoints.steps() == [1]
+        _, restored, found = checkpoints.restore(target)
+    assert bits(restored) == expected and found == {"records": [1]}
 
 
 def test_wrong_run_model_or_format(written: Path, tmp_path: Path) -> None:
@@ -261,12 +380,18 @@ def test_wrong_run_model_or_format(written: Path, tmp_path: Path) -> None:
         ):
             checkpoints.restore(abstract(state._replace(params=weights)))  # type: ignore[arg-type]
     shutil.copytree(written, tmp_path / "c")
-    about = tmp_path / "c" / "2" / "about" / "metadata"
-    about.write_text(about.read_text().replace('"format": 2', '"format": 9'))
-    (tmp_path / "c" / "2" / "files.json").unlink()  # else the edit itself is noticed
+    about = tmp_path / "c" / "2" / "about.json"
+    about.write_text(about.read_text().replace('"format": 3', '"format": 9'))
+    commit(tmp_path / "c" / "2")  # else the edit itself is noticed
+    with Checkpoints(tmp_path / "c", 2, METADATA) as checkpoints:
+        with pytest.raises(CheckpointError, match="format 9, this program reads format 3"):
+            checkpoints.restore(abstract(small_state()))
+        assert checkpoints.steps() == [1, 2]  # what is not damaged is not passed over
+    about.unlink()
+    commit(tmp_path / "c" / "2")
     with (
         Checkpoints(tmp_path / "c", 2, METADATA) as checkpoints,
-        pytest.raises(CheckpointError, match="format 9"),
+        pytest.raises(CheckpointError, match="format unknown"),
     ):
         checkpoints.restore(abstract(small_state()))
 
@@ -292,17 +417,71 @@ def test_too_little_room_is_seen_before_orbax_meets_it(tmp_path: Path, monkeypat
 
 
 def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch) -> None:
-    with Checkpoints(tmp_path, 1, {}) as checkpoints:
-        checkpoints.save(1, small_state(), {})
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
 
-        def full(*_: object, **__: object) -> None:
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(Path, "write_text", full)
-        monkeypatch.setattr("etils.epath.gpath.PosixGPath.write_text", full)
-        with pytest.raises(
+    with (
+        pytest.raises(
             CheckpointError, match=r"cannot write checkpoint 2 .* No space left on device"
-        ):
-            checkpoints.save(2, small_state(), {})
-        monkeypatch.undo()
+        ) as raised,
+        Checkpoints(tmp_path, 1, {}) as checkpoints,
+    ):
+        checkpoints.save(1, small_state(), {})
+        checkpoints.wait()
+        monkeypatch.setattr(Path, "write_text", full)
+        checkpoints.save(2, small_state(), {})
+        with pytest.raises(CheckpointError, match="cannot write checkpoint 2"):
+            checkpoints.wait()
         assert checkpoints.steps() == [1]
+        checkpoints.save(2, small_state(), {})  # leaving the block tells of this one
+    assert "\n" not in str(raised.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]  # the disk has its space back
+    assert find_damage(tmp_path / "1") is None
+
+
+def test_a_failed_save_does_not_hide_what_ends_the_run(tmp_path: Path, monkeypatch, caplog) -> None:
+    monkeypatch.setattr(manifest, "commit", lambda folder: 1 / 0)
+    with pytest.raises(KeyError), Checkpoints(tmp_path, 1, {}) as checkpoints:
+        checkpoints.save(1, small_state(), {})
+        raise KeyError
+    assert "cannot write checkpoint 1" in caplog.text
+
+
+LIMITED = """
+import resource, signal, sys
+import jax.numpy as jnp
+from spade_jax.errors import CheckpointError
+from spade_jax.learner.checkpoint import Checkpoints
+from spade_jax.learner.step import TrainState
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # then a write beyond it fails, as on a full disk
+zero = jnp.int32(0)
+rows = jnp.arange(3_000_000.0)
+state = lambda scale: TrainState({"matrix": rows * scale}, (), zero, zero)
+with Checkpoints(sys.argv[1], 1, {}) as checkpoints:
+    checkpoints.save(1, state(1.0), {})
+    checkpoints.wait()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+    checkpoints.save(2, state(2.0), {})
+    try:
+        checkpoints.wait()
+    except CheckpointError as error:
+        print(error)
+    print(checkpoints.steps())
+"""
+
+
+def test_writes_that_fail_beneath_orbax_harm_nothing(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "XLA_FLAGS": ""}
+    child = subprocess.run(
+        [sys.executable, "-c", LIMITED, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert child.returncode == 0, child.stderr
+    told, steps = child.stdout.splitlines()
+    assert "cannot write checkpoint 2" in told and "then go on with --resume" in told
+    assert steps == "[1]" and "Traceback" not in child.stderr
+    assert find_damage(tmp_path / "1") is None
+    assert [path.name for path in tmp_path.iterdir()] == ["1"]

@@ -40,14 +40,30 @@ def test_a_save_that_was_cut_off_is_not_a_checkpoint(store: Store):
     with Checkpoints(FOLDER, 2, {}) as checkpoints:
         checkpoints.save(0, make_state(0), {})
         checkpoints.save(1, make_state(1), {})
-    marks = [name for name in store.objects if "commit_success" in name and "/1/" in name]
-    assert marks
-    for name in marks:
-        del store.objects[name]
+    (mark,) = [name for name in store.objects if name.endswith("/1/files.json")]
+    del store.objects[mark]
     with Checkpoints(FOLDER, 2, {}) as checkpoints:
         assert checkpoints.latest() == 0
         checkpoints.save(1, make_state(5), {})
         assert checkpoints.restore(make_state(9))[0] == 1
+
+
+def test_a_checkpoint_with_an_object_gone_gives_way_to_the_one_before(
+    store: Store, caplog: pytest.LogCaptureFixture
+):
+    with Checkpoints(FOLDER, 2, {}) as checkpoints:
+        checkpoints.save(0, make_state(0), {"step": 0})
+        checkpoints.save(1, make_state(1), {"step": 1})
+    gone = max(store.names(FOLDER.removeprefix("gs://") + "/1/state/"))
+    del store.objects[gone]
+    with Checkpoints(FOLDER, 2, {}) as checkpoints:
+        assert checkpoints.latest() == 1
+        step, state, host = checkpoints.restore(make_state(9))
+        assert (step, host) == (0, {"step": 0}) and float(state.params["w"][0, 0]) == 0
+        assert "checkpoints/1 is damaged" in caplog.text and "is missing" in caplog.text
+        assert checkpoints.latest() == 0
+        checkpoints.save(1, make_state(5), {})
+        assert checkpoints.steps() == [0, 1]
 
 
 def test_a_bucket_that_refuses_is_one_clear_line(store: Store):
@@ -55,4 +71,5 @@ def test_a_bucket_that_refuses_is_one_clear_line(store: Store):
         store.deny = "may not write"
         with pytest.raises(CheckpointError, match=r"cannot write checkpoint 0 in gs://bucket.*may"):
             checkpoints.save(0, make_state(0), {})
+            checkpoints.wait()
         assert checkpoints.latest() is None

@@ -313,3 +313,21 @@ def test_logged_steps_are_those_with_a_whole_line(tmp_path: Path):
     (tmp_path / "metrics.jsonl").write_text('{"progress/step": NaN}\n')
     with pytest.raises(SpadeError, match="line 1, is damaged"):
         folder.logged_steps()
+
+
+def test_push_brings_what_a_resume_needs_to_the_disk(tmp_path: Path, monkeypatch):
+    synced: list[Path] = []
+    monkeypatch.setattr(sinks, "_sync", synced.append)
+    run = RunFolder(tmp_path)
+    run.push()
+    assert synced == []
+    run.save_environment(make_environment())
+    run.save_episodes(0, [])
+    run.log({"progress/step": 0})
+    run.push()
+    names = {path.relative_to(tmp_path).as_posix() for path in synced}
+    assert names == {".", "metrics.jsonl", "episodes", "episodes/step_00000.jsonl"}
+    run.push()
+    assert len(synced) == len(names)  # once
+    run.note_checkpoint(3)
+    assert run.had_checkpoint()

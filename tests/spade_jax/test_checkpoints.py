@@ -1,0 +1,93 @@
+"""`spade-jax checkpoints`: what it lists, what it finds damaged, and that it changes nothing."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+from bucket_stand_in import Store, bucket_store
+
+from spade_jax.cli import main
+from spade_jax.learner.checkpoint import FORMAT, Checkpoints, digest
+from spade_jax.learner.manifest import FILES, SET_ASIDE
+from spade_jax.learner.step import TrainState
+
+METADATA = {"run.seed": 3, "model.embed": 8}
+
+
+def fill(folder: str | Path, steps: int) -> None:
+    state = TrainState({"w": jnp.ones((30, 50))}, (), jnp.int32(1), jnp.int32(0))  # type: ignore[arg-type]
+    with Checkpoints(folder, 9, METADATA) as checkpoints:
+        for step in range(steps):
+            checkpoints.save(step, state, {"step": step})
+
+
+def rows(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split() == ["step", "saved", "size", "format", "config", "state"]
+    return [line.split(maxsplit=7) for line in lines]
+
+
+def test_lists_and_verifies_every_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = tmp_path / "checkpoints"
+    fill(folder, 5)
+    assert main(["checkpoints", str(tmp_path)]) == 0
+    found = rows(capsys)
+    assert [row[0] for row in found] == ["1", "2", "3", "4", "5"]
+    for row in found:
+        assert row[1].startswith("20") and row[4] == "MB" and row[5] == str(FORMAT)
+        assert row[6] == digest(dict(reversed(METADATA.items()))) and row[7] == "whole"
+    target = folder / "1" / "about.json"
+    target.write_bytes(target.read_bytes().replace(b"8", b"9"))
+    (folder / "2" / FILES).rename(folder / "2" / SET_ASIDE)
+    (folder / "3" / FILES).unlink()
+    (folder / "4" / FILES).write_text("[]")
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert main(["checkpoints", str(tmp_path)]) == 1
+    assert [row[7] for row in rows(capsys)] == [
+        "whole",
+        "damaged: about.json does not match its checksum",
+        "set aside",
+        "not finished",
+        "damaged: files.json is no list of files",
+    ]
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_a_checkpoint_says_of_itself_is_shown_only_if_it_can_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    fill(tmp_path / "checkpoints", 1)
+    about = tmp_path / "checkpoints" / "0" / "about.json"
+    for said in (
+        {"time": "now", "format": "3", "digest": "\x1b[31m"},
+        {"time": -1, "format": None, "digest": ["a"]},
+        [1],
+    ):
+        about.write_text(json.dumps(said))
+        assert main(["checkpoints", str(tmp_path)]) == 1
+        last = capsys.readouterr().out.splitlines()[1].split()
+        assert (last[1], last[4], last[5]) == ("-", "-", "-")
+
+
+def test_a_run_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["checkpoints", str(tmp_path)]) == 0
+    assert "no checkpoint yet" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    with bucket_store(monkeypatch) as made:
+        yield made
+
+
+def test_a_run_in_a_bucket(store: Store, capsys: pytest.CaptureFixture[str]):
+    fill("gs://bucket/runs/one/checkpoints", 2)
+    assert main(["checkpoints", "gs://bucket/runs/one"]) == 0
+    assert [row[7] for row in rows(capsys)] == ["whole", "whole"]
+    del store.objects["bucket/runs/one/checkpoints/0/host.json"]
+    assert main(["checkpoints", "gs://bucket/runs/one"]) == 1
+    assert [row[7] for row in rows(capsys)] == ["damaged: host.json is missing", "whole"]
+    assert main(["checkpoints", "gs://bucket/runs/two"]) == 2
