@@ -1,12 +1,15 @@
 """The section `engine` of the configuration: the shapes and the memory of the sampler."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from spade_jax.settings import Section, require
 
 MIN_CALL_TOKENS = 64
 """Fewer rows take another path through a matrix product on CPU, and come out with other last bits.
 """
+
+WeightFormat = Literal["same", "int8"]
 
 
 @dataclass(frozen=True)
@@ -16,12 +19,17 @@ class EngineConfig(Section):
     slots: int = 32  # sequences that decode together
     queue: int = 32  # further sequences, prefilled ahead, that take slots as they become free
     context_tokens: int = 1024  # longest sequence
-    page_tokens: int = 16  # tokens of one page of the cache
+    # tokens of one page of the cache: with few, decoding reads many short runs of memory; with
+    # many, short sequences leave more of their last page empty
+    page_tokens: int = 64
     kv_tokens: int = 0  # tokens that the cache holds; 0: slots * context_tokens
     piece_tokens: int = 32  # a prompt is cut into pieces of this size
     prefill_tokens: int = 512  # tokens of the largest prefill call; 64, 128, ... are there as well
     prefill_calls: int = 4  # prefill calls of one round: what new prompts may delay the others by
     decode_steps: int = 32  # tokens decoded before control returns to the host
+    # same: the learner's, in the dtype of the activations; int8: matrices of the blocks rounded to
+    # eight bits, so that the sampler is not quite the learner (sampler/learner_logprob_gap_mean)
+    weights: WeightFormat = "same"
     routing: bool = False  # keep the routers' choices of every token, so that they can be replayed
 
     def __post_init__(self) -> None:
