@@ -166,7 +166,12 @@ watch() {
 # What the statuses mean: 0 running, 1 ending, 2 all ended well, else the outcome.
 judge() {
     local bad index code
-    bad=$(grep -E ' (idle|exited [1-9][0-9]*)$' <<<"$statuses" | head -n 1) || bad=
+    bad=$(grep -E ' (idle|exited [1-9][0-9]*)$' <<<"$statuses") || bad=
+    # A worker ends with 3 because of another one, which knows more and may still be about to end.
+    if [ -n "$bad" ] && ! grep -qv ' exited 3$' <<<"$bad" && grep -q ' running$' <<<"$statuses"; then
+        return 1
+    fi
+    bad=$(grep -v ' exited 3$' <<<"$bad" | head -n 1 | grep . || head -n 1 <<<"$bad")
     if [ -n "$bad" ]; then
         index=${bad%% *} code=${bad##* }
         say "the run ended on worker $index of $workers ($code); the end of its log:"

@@ -6,6 +6,7 @@ weight for its use. Rows of a batch are split over `data`, `fsdp` and `expert` t
 between meshes, are not here.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -77,6 +78,33 @@ def build_mesh(
         )
     types = (AxisType.Auto,) * len(MESH_AXES)
     return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=types, devices=devices)
+
+
+def host_meshes(config: TransformerConfig, mesh: Mesh) -> list[Mesh]:
+    """The mesh on which each process samples, by process: `mesh` itself where there is one.
+
+    Of several, each has its own devices of `mesh`: heads and widths are split over them as far as
+    they divide, and the experts over what is left.
+    """
+    devices: dict[int, list[Any]] = {}
+    for device in mesh.devices.flat:
+        devices.setdefault(device.process_index, []).append(device)
+    if len(devices) == 1:
+        return [mesh]
+    return [_host_mesh(config, devices[process]) for process in sorted(devices)]
+
+
+def _host_mesh(config: TransformerConfig, devices: Sequence[Any]) -> Mesh:
+    for tensor in reversed(_divisors(len(devices))):
+        mesh = build_mesh(1, 1, len(devices) // tensor, tensor, devices=devices)
+        with contextlib.suppress(ModelError):
+            axis_rules(config, mesh)
+            return mesh
+    raise ModelError(
+        f"model.num_heads={config.num_heads} and model.num_experts={config.num_experts} do not "
+        f"divide over the {len(devices)} devices of a process; give each process one of "
+        f"{_divisors(config.num_heads)} devices"
+    )
 
 
 def _divisors(number: int) -> list[int]:

@@ -95,7 +95,8 @@ class _StderrHandler(logging.StreamHandler):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 what was tried is not well, 2 bad input,
-    130 interrupted."""
+    3 another process of the run ended it, 130 interrupted.
+    """
     arguments = tuple(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_StderrHandler()])
     for noisy in ("absl", "jax", "orbax", "etils"):
@@ -104,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(list(arguments))
     except (SpadeError, ModelError) as error:
         print(f"spade-jax: {visible(_one_line(str(error)))}", file=sys.stderr)
-        return 2
+        return getattr(error, "exit_code", 2)
     except KeyboardInterrupt:
         resume = "; train --resume continues from the last checkpoint"
         print(f"spade-jax: interrupted{resume * (arguments[:1] == ('train',))}", file=sys.stderr)

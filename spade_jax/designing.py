@@ -46,8 +46,9 @@ def cycle_designs(stage: Stage, cycle: int) -> list[Design]:
     for attempt_index in range(stage.config.designer.attempts):
         if stage.config.designer.source == "policy":
             asked = requests(stage, cycle, slots, attempt_index)
-            trying = [attempt(stage, request) for request in asked]
-            made = stage.gather(trying)
+            made = stage.share(
+                asked, lambda mine: stage.gather([attempt(stage, request) for request in mine])
+            )
             judged = [refuse_duplicates(stage, answers, known) for answers in made]
         else:
             judged = taken(stage, cycle, slots, attempt_index)
@@ -93,11 +94,15 @@ def taken(stage: Stage, cycle: int, slots: Sequence[int], attempt_index: int) ->
     cycle is no duplicate: what may come twice was decided by whoever made the folder.
     """
     assert stage.supply is not None
-    trying = [
-        _taken(stage, cycle, _design_id(cycle, slot, attempt_index), supplied)
-        for slot, supplied in zip(slots, stage.supply.draw(cycle, len(slots)), strict=True)
+    drawn = stage.supply.draw(cycle, len(slots))
+    named = [
+        (_design_id(cycle, slot, attempt_index), supplied)
+        for slot, supplied in zip(slots, drawn, strict=True)
     ]
-    return [[design] for design in stage.gather(trying)]
+    made = stage.share(
+        named, lambda mine: stage.gather([_taken(stage, cycle, *each) for each in mine])
+    )
+    return [[design] for design in made]
 
 
 async def _taken(stage: Stage, cycle: int, design_id: str, supplied: Supplied) -> Design:

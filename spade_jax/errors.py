@@ -9,6 +9,8 @@ Untrusted outcomes (a generated program that hangs, a malformed completion) are 
 class SpadeError(Exception):
     """Base of all errors that the CLI prints as one line with exit code 2."""
 
+    exit_code = 2
+
 
 class ConfigError(SpadeError, ValueError):
     """A setting is unknown, out of range, or contradicts another; its dotted key is named."""
@@ -28,3 +30,9 @@ class SandboxError(SpadeError, RuntimeError):
 
 class SamplerError(SpadeError, RuntimeError):
     """A generation request cannot be served, such as one longer than the cache."""
+
+
+class LostProcess(SpadeError, RuntimeError):
+    """Another process of the run has failed or disappeared: nothing is wrong with this one."""
+
+    exit_code = 3

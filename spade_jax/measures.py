@@ -250,7 +250,7 @@ def sandbox(pool: PoolStats) -> Metrics:
     """What the environment pool did, and how fast."""
     return {
         **{f"sandbox/fault_{outcome}_count": count for outcome, count in pool.faults.items()},
-        "sandbox/programs_count": pool.programs,
+        "sandbox/programs_count": len(pool.programs),
         "sandbox/instances_count": pool.instances,
         "sandbox/steps_count": pool.steps,
         "sandbox/refused_count": pool.refused,

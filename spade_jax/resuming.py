@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from models.tokenizer.base import FILES as TOKENIZER_FILES
 from models.weights import load_weights
+from spade_jax import processes
 from spade_jax.config import Config, to_dict
 from spade_jax.errors import CheckpointError, ConfigError
 from spade_jax.learner.checkpoint import Checkpoints
@@ -90,15 +91,31 @@ def check_folder(folder: RunFolder, config: Config, *, resume: bool) -> None:
         )
 
 
+def check_processes(folder: RunFolder, config: Config) -> None:
+    """Refuse processes that are not of one run, once all of them have looked at its folder."""
+    own = {"run.spool_dir", "run.compile_cache", "corpus.cache_dir", "telemetry.live"}
+    fields = _fields(to_dict(config)).items()
+    processes.check_same("config", {name: value for name, value in fields if name not in own})
+    if folder.checkpoints == folder.path / "checkpoints":  # not in a bucket
+        processes.check_shared(folder.path, f"run.dir={folder.name!r}")
+
+
+def _fields(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        f"{section}.{name}": value
+        for section, fields in config.items()
+        for name, value in fields.items()
+    }
+
+
 def _binding_fields(config: dict[str, Any]) -> dict[str, Any]:
     free = set(FREE_FIELDS)
     if needs_start(config):
         free.remove("run.init_from")
     return {
-        f"{section}.{name}": value
-        for section, fields in config.items()
-        for name, value in fields.items()
-        if section != "warmstart" and f"{section}.{name}" not in free
+        name: value
+        for name, value in _fields(config).items()
+        if not name.startswith("warmstart.") and name not in free
     }
 
 

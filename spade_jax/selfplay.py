@@ -6,8 +6,10 @@ the same seeds (paper equation 3); the win rate comes from all unhinted plays un
 group is trained on. What they are worth is in `scoring`.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
+from itertools import groupby, islice
 
 from spade_jax import designing, scoring
 from spade_jax.config import Config
@@ -71,22 +73,34 @@ def play(stage: Stage, step: int) -> list[Episode]:
         for arm in arms
         for play_index in range(config.agent.plays)
     ]
+    # the plays of an instance share their prompt, and with it pages of the sampler's cache
+    by_instance = groupby(plans, lambda plan: (plan.environment.environment_id, plan.seed))
+    instances = [list(same) for _, same in by_instance]
+    played = stage.share(instances, functools.partial(_play_all, stage))
+    return [episode for episodes in played for episode in episodes]
+
+
+def _play_all(stage: Stage, instances: Sequence[Sequence[agent.Play]]) -> list[list[Episode]]:
+    """Play these, as many at once as the pool holds."""
+    config = stage.config
     episodes: list[Episode] = []
-    for wave in _waves(config, plans):
-        coroutines = [
-            agent.play(
-                stage.engine,
-                stage.chat,
-                stage.pool,
-                config.agent,
-                config.engine.context_tokens,
-                plan,
-                episode_key(config.run.seed, plan.episode_id),
-            )
-            for plan in wave
-        ]
-        episodes += stage.gather(coroutines)
-    return episodes
+    for wave in _waves(config, [plan for plans in instances for plan in plans]):
+        episodes += stage.gather(
+            [
+                agent.play(
+                    stage.engine,
+                    stage.chat,
+                    stage.pool,
+                    config.agent,
+                    config.engine.context_tokens,
+                    plan,
+                    episode_key(config.run.seed, plan.episode_id),
+                )
+                for plan in wave
+            ]
+        )
+    left = iter(episodes)
+    return [list(islice(left, len(plans))) for plans in instances]
 
 
 def _waves(config: Config, plans: Sequence[agent.Play]) -> list[list[agent.Play]]:

@@ -7,8 +7,8 @@ are given up where they are (`guarded`): a resume does them again, to the same b
 consumed the state, so it is finished, and its step is completed and saved. Interrupts (SIGINT) are
 left as they are: they end the run without a save.
 
-All processes of a run must decide alike; here there is one. To have several, `must_stop` and
-`must_save` have to return what they agreed on.
+Of several processes one that is asked is enough: it lets the others know, and all stop after the
+same step. They agree on it, and on saves that are due by the clock, where all of them ask.
 """
 
 import asyncio
@@ -19,6 +19,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+from spade_jax import processes
 
 POLL_S = 0.2  # seconds between two looks at whether to stop
 
@@ -55,28 +57,39 @@ class Watch:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Stop at the signal itself while in the block, where there is nothing to save."""
-        self._at_once = True
+        """Stop at the signal itself while in the block, where there is nothing to save; several
+        processes stop after it, together.
+        """
+        self._at_once = processes.count() == 1
         try:
-            if self._asked:
+            if self._at_once and self._asked:
                 raise Stopped
             yield
         finally:
             self._at_once = False
+        if self.agreed_to_stop():
+            raise Stopped
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         self._asked = True
+        processes.ask_to_stop()
         if self._at_once:
             raise Stopped
 
     def must_stop(self) -> bool:
-        """Whether the run is to stop as soon as its state is that of a whole step."""
-        return self._asked
+        """Whether this process is to stop as soon as the run's state is that of a whole step: it
+        was asked, or has heard that another one was.
+        """
+        return self._asked or processes.is_asked_to_stop()
+
+    def agreed_to_stop(self) -> bool:
+        """Whether any process must stop; all have to ask together."""
+        return processes.agree(self.must_stop())
 
     def must_save(self, step: int) -> bool:
-        """Whether a checkpoint is due after this step."""
+        """Whether a checkpoint is due after this step; all processes have to ask together."""
         waited = (self._clock() - self._saved_at) / 60
-        return (step + 1) % self._steps == 0 or 0 < self._minutes <= waited
+        return (step + 1) % self._steps == 0 or processes.agree(0 < self._minutes <= waited)
 
     def saved(self) -> None:
         """A save has begun: the minutes count from here."""

@@ -1,8 +1,9 @@
 """THE LOOP: design, play, score, update, load, save. One step is one optimiser update on both roles
 at once.
 
-Setting up is below it, resuming in `resuming`, and when to save or stop in `stopping`. Evaluation
-and several processes are deliberately not here yet.
+Setting up is below it, resuming in `resuming`, and when to save or stop in `stopping`. Every
+process of a run runs all of it: what they share is in `Stage.share` and in the meshes. Evaluation
+is deliberately not here yet.
 """
 
 import asyncio
@@ -16,23 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import optax
 from jax.sharding import Mesh
 
 from models import backends
 from models.errors import ModelError
 from models.execution import Execution
-from models.sharding import build_mesh
+from models.sharding import build_mesh, host_meshes
 from models.tokenizer import Tokenizer, load_tokenizer
 from models.transformer import Params
 from models.weights import load_weights
-from spade_jax import designing, measures, resuming, selfplay
+from spade_jax import designing, measures, processes, resuming, selfplay
 from spade_jax.config import Config, to_dict
 from spade_jax.curriculum import Curriculum
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
-from spade_jax.envs.tier import UNSAFE
 from spade_jax.errors import ConfigError
 from spade_jax.learner.checkpoint import Checkpoints
 from spade_jax.learner.step import Learner, TrainState
@@ -64,7 +62,7 @@ def train(config: Config, *, resume: bool | None = False) -> Path | None:
     Args:
         resume: go on with the run in the folder; None: if there is one.
     """
-    with contextlib.suppress(Stopped):
+    with processes.joined(), contextlib.suppress(Stopped):
         with start_run(config, resume=resume) as run:
             for step in run.remaining_steps():
                 designs = run.design(step) if step % config.run.cycle_steps == 0 else []
@@ -105,7 +103,7 @@ class Run:
 
     def remaining_steps(self) -> Iterator[int]:
         """Steps not yet in a checkpoint, some of them under the profiler."""
-        count = self.config.telemetry.profile_steps if jax.process_index() == 0 else 0
+        count = self.config.telemetry.profile_steps if processes.index() == 0 else 0
         steps = range(self.first_step, self.config.run.steps)
         return traced(steps, count, self.folder.path / "profile")
 
@@ -118,7 +116,7 @@ class Run:
         self.view.status("designing environments")
         with self.phases("design"), self._designer_loaded():
             designs = selfplay.design(self.stage, step)
-        self.designed = self.stage.engine.stats()
+        self.designed = self.stage.engine_stats()
         for environment in self.stage.curriculum.environments:
             if environment.cycle == step // self.config.run.cycle_steps:
                 self.folder.save_environment(environment)
@@ -184,7 +182,7 @@ class Run:
             self.unsaved = step, host  # copies: they may be saved when the next step has begun
             if self.watch.must_save(step) or self.is_last(step):
                 self.save()
-        if self.watch.must_stop() and not self.is_last(step):
+        if not self.is_last(step) and self.watch.agreed_to_stop():
             raise Stopped
 
     def save(self) -> None:
@@ -217,17 +215,17 @@ class Run:
 
     def log(self, step: int, metrics: dict[str, int | float]) -> None:
         """Write one line of metrics and show it."""
-        played = self.stage.engine.stats()
+        played = self.stage.engine_stats()
         line = {
             "progress/step": step,
             "progress/cycle": step // self.config.run.cycle_steps,
             "progress/policy_version": self.played_version,
             **metrics,
-            **measures.services(self.config, self.designed + played, self.stage.pool.stats()),
+            **measures.services(self.config, self.designed + played, self.stage.pool_stats()),
             **measures.waiting(played),
             **self.phases.drain(),
         }
-        if self.stage.pool.sandbox.label == UNSAFE:
+        if self.stage.is_unsafe():
             line["sandbox/unsafe"] = 1
         self.designed = EngineStats()
         self.folder.log(line)
@@ -245,16 +243,17 @@ class Run:
 
     def _moved(self) -> float | None:
         """Relative distance from the starting weights; None when they are no longer there."""
+        self.stage.engine.release()
+        start, learner = None, self.learner
         try:
             start = load_weights(
-                self.config.run.init_from, self.config.model, execution=self.learner.execution
+                self.config.run.init_from, self.config.model, learner.mesh, learner.execution
             )
         except ModelError as error:
             logger.warning("how far the weights moved is not known: %s", error)
+        if processes.agree(start is None) or start is None:
             return None
-        found = jax.device_get(self.learner.policy(self.state))
-        difference = jax.tree.map(jnp.subtract, found, start)
-        return float(optax.global_norm(difference) / optax.global_norm(start))
+        return learner.distance(learner.policy(self.state), start)
 
 
 @contextlib.contextmanager
@@ -273,7 +272,7 @@ def start_run(config: Config, *, resume: bool | None) -> Iterator[Run]:
             "assets/tiny"
         )
     keep_compiled(config.run.compile_cache)
-    process = jax.process_index()
+    process = processes.index()
     spool = Path(config.run.spool_dir, f"process_{process}")  # one each: they may share a disk
     folder = RunFolder(config.run.dir, spool=spool, writes=process == 0)
     watch = Watch(config.run.checkpoint_steps, config.run.checkpoint_minutes)
@@ -281,16 +280,19 @@ def start_run(config: Config, *, resume: bool | None) -> Iterator[Run]:
         stack.enter_context(watch.listening())
         stack.enter_context(folder.locked())
         if resume is None:
-            resume = folder.saved_config() is not None
+            resume = processes.first(folder.saved_config() is not None)
         resuming.check_folder(folder, config, resume=resume)
+        resuming.check_processes(folder, config)
         runner = stack.enter_context(asyncio.Runner())
         mesh = build_mesh(**dataclasses.asdict(config.mesh))
         execution = backends.resolve(config.execution, config.model, mesh.devices.flat[0])
         home = folder.path if resume else Path(config.run.init_from)
         tokenizer = load_tokenizer(home)
-        stage = make_stage(config, runner, mesh, execution, tokenizer)
+        sampler_mesh = host_meshes(config.model, mesh)[process]
+        stage = make_stage(config, runner, sampler_mesh, execution, tokenizer)
         stage.watch = watch
         stack.callback(lambda: runner.run(stage.pool.close()))
+        processes.check_same("corpus", stage.corpus.state())  # of packages or a file on each host
         learner = Learner(config.model, config.learner, mesh, execution=execution)
         checkpoints = stack.enter_context(
             Checkpoints(
@@ -312,7 +314,8 @@ def start_run(config: Config, *, resume: bool | None) -> Iterator[Run]:
         folder.push()  # first: config.json makes the folder a run's, which then has all it needs
         folder.save_config(to_dict(config))
         folder.push()
-        view = stack.enter_context(LiveView(config.run.steps, config.telemetry.live))
+        live = config.telemetry.live and process == 0
+        view = stack.enter_context(LiveView(config.run.steps, live))
         run = Run(
             config,
             stage,

@@ -156,7 +156,7 @@ class Pool:
             retries=self._counts["retries"],
             faults=dict(self._faults),
             refused=self._counts["refused"],
-            programs=len(self._programs),
+            programs=frozenset(self._programs),
             instances=self._counts["instances"],
             steps=len(self._step_s),
             step_s=self._step_s,

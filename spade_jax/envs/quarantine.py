@@ -10,6 +10,7 @@ started together thus all end as the program makes them end, and not as the cloc
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from spade_jax.types import Fault, Outcome
@@ -70,3 +71,13 @@ class Quarantine:
             digest: [Fault(Outcome(outcome), detail) for outcome, detail in faults]
             for digest, faults in state.items()
         }
+
+
+def joined(before: dict[str, Any], states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One saved table of those of several pools, all of which went on from the one before."""
+    table = {digest: list(faults) for digest, faults in before.items()}
+    for state in states:
+        for digest, faults in state.items():
+            known = table.setdefault(digest, [])
+            known += faults[len(before.get(digest, [])) :]
+    return {digest: faults[:MAX_OFFENCES] for digest, faults in sorted(table.items())}

@@ -35,7 +35,7 @@ from models.transformer import Params
 from spade_jax.config import LearnerConfig
 from spade_jax.errors import ConfigError, SpadeError
 from spade_jax.learner import lora
-from spade_jax.learner.batch import Batch
+from spade_jax.learner.batch import Batch, Rows
 from spade_jax.learner.objective import Objective, Setting, Sums, accumulate, logprobs, no_sums
 from spade_jax.learner.optim import learning_rate, make_optimizer
 from spade_jax.learner.report import report
@@ -94,12 +94,21 @@ class Learner:
             for objective in objectives
         }
         self._logprobs = jax.jit(
-            functools.partial(logprobs, setting), in_shardings=(params, rows), out_shardings=rows
+            functools.partial(logprobs, setting),
+            in_shardings=(params, rows),
+            out_shardings=everywhere,  # each process needs them all, for its batch
         )
         self._merge = jax.jit(
             functools.partial(lora.merge, config=config),
             in_shardings=(params, adapters),
             out_shardings=params,
+        )
+        self._distance = jax.jit(
+            lambda found, start: (
+                optax.tree.norm(jax.tree.map(jnp.subtract, found, start)) / optax.tree.norm(start)
+            ),
+            in_shardings=(params, params),
+            out_shardings=everywhere,
         )
         self._norm = jax.jit(optax.tree.norm, in_shardings=(trained,), out_shardings=everywhere)
         self._apply = jax.jit(
@@ -117,6 +126,10 @@ class Learner:
     def execution(self) -> Execution:
         """How the model runs: the layout and dtype of its parameters among others."""
         return self._execution
+
+    @property
+    def mesh(self) -> Mesh:
+        return self._mesh
 
     @property
     def shards(self) -> int:
@@ -162,6 +175,10 @@ class Learner:
             shardings = _on_host(shardings)
         return jax.device_put(params, shardings)
 
+    def distance(self, params: Params, start: Params) -> float:
+        """How far apart two sets of weights are, relative to the norm of the second."""
+        return float(self._distance(params, start))
+
     def on_device(self, params: Params) -> Params:
         """Fetch frozen weights from the host, if they wait there."""
         return jax.device_put(params, self._shardings.params)
@@ -173,7 +190,7 @@ class Learner:
         params = self.on_device(params)
         found = []
         for batch in batches:
-            parts = [self._logprobs(params, rows) for rows in batch.microbatches()]
+            parts = [self._logprobs(params, self._placed(rows)) for rows in batch.microbatches()]
             found.append(np.concatenate(jax.device_get(parts)))
         return found
 
@@ -189,9 +206,16 @@ class Learner:
         token_share = np.float32(1 / max(np.count_nonzero(batch.rows.segment_ids), 1))
         for rows in batch.microbatches():
             grads, sums = self._accumulate[objective](
-                grads, sums, params, adapters, rows, token_share
+                grads, sums, params, adapters, self._placed(rows), token_share
             )
         return grads, sums
+
+    def _placed(self, rows: Rows) -> Rows:
+        """Put each device's rows on it: every process has the whole batch, and puts its own."""
+        place = data_sharding(self._mesh)
+        return jax.tree.map(
+            lambda array: jax.make_array_from_callback(array.shape, place, array.__getitem__), rows
+        )
 
     def step(
         self, state: TrainState, batch: Batch, objective: Objective = "policy"

@@ -35,28 +35,23 @@ _TERM = re.compile(r"\b[a-z]{4,12}\b")
 class Corpus:
     """Documents, shuffled orders over them that never end, and how common each of their words is.
 
-    Process p of P draws the places p, p + P, p + 2P ... of an order, which depends on the documents
-    and the seed alone, and on the skill where each has its own. Without documents there is none to
-    draw.
+    An order depends on the documents and the seed alone, and on the skill where each has its own.
+    Without documents there is none to draw. Of several processes each draws them all.
     """
 
     def __init__(
         self,
         documents: Sequence[Document],
         seed: int,
-        process_index: int = 0,
-        process_count: int = 1,
         *,
         sampling: Literal["uniform", "per_skill"] = "uniform",
         draws: Literal["epoch", "independent"] = "epoch",
     ):
         self._documents = tuple(documents)
         self._seed = seed
-        self._process_index = process_index
-        self._process_count = process_count
         self._sampling, self._draws = sampling, draws
         self._orders: dict[str, Any] = {}
-        self._positions: dict[str, int] = {}  # documents this process has drawn, by order
+        self._positions: dict[str, int] = {}  # documents drawn, by order
         digest = hashlib.sha256(f"{seed}".encode())
         for document in self._documents:
             told = [document.document_id, document.text, document.skills]
@@ -70,8 +65,6 @@ class Corpus:
         seed: int,
         *,
         skills: Sequence[str] = (),
-        process_index: int = 0,
-        process_count: int = 1,
     ) -> "Corpus":
         """Read the corpus that `config` names, to be drawn for `skills`; none where it is off.
 
@@ -84,8 +77,6 @@ class Corpus:
         corpus = cls(
             documents,
             seed,
-            process_index,
-            process_count,
             sampling=config.sampling,
             draws=config.draws,
         )
@@ -106,22 +97,21 @@ class Corpus:
         return self._documents[index]
 
     def next(self, skill: str = "") -> Document | None:
-        """Draw this process's next document, for `skill` if each has its own; None without any."""
+        """Draw the next document, for `skill` if each has its own; None without any."""
         if not self._documents:
             return None
         name = skill if self._sampling == "per_skill" else ""
         position = self._positions.get(name, 0)
         self._positions[name] = position + 1
-        place = self._process_index + position * self._process_count
         documents = self._of(name)
         if self._draws == "independent":
-            return named_rng(self._seed, "document", name, place).choice(documents)
+            return named_rng(self._seed, "document", name, position).choice(documents)
         if name not in self._orders:
             # Grain reshuffles in each epoch and can be indexed anywhere: the position is all the
             # state.
             seed = named_seed(self._seed, "corpus", name) if name else self._seed
             self._orders[name] = grain.MapDataset.source(documents).seed(seed).shuffle().repeat()
-        return self._orders[name][place]
+        return self._orders[name][position]
 
     def _of(self, skill: str) -> tuple[Document, ...]:
         """The documents of a skill; all of them for none."""

@@ -1,5 +1,6 @@
 """What the sampler did, counted while it works."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from spade_jax.rollout.pages import PageTable
@@ -45,3 +46,15 @@ class EngineStats:
         self.held_places += table.num_held * table.page_tokens
         self.filled_places += table.num_filled
         self.held_pages_max = max(self.held_pages_max, table.num_held)
+
+
+def joined(samplers: Sequence[EngineStats]) -> EngineStats:
+    """What several samplers did at the same time: counts add up, seconds are the mean, those of
+    planning rounds excepted, which belong to the rounds of all.
+    """
+    together = EngineStats()
+    for each in samplers:
+        together += each
+    seconds = [f.name for f in fields(EngineStats) if f.name.endswith("_s") and f.name != "host_s"]
+    means = {name: getattr(together, name) / len(samplers) for name in seconds}
+    return replace(together, **means)

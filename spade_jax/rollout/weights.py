@@ -1,13 +1,15 @@
 """The sampler's copy of the weights: on its mesh, in the dtype it computes in or in eight bits.
 
-Moves are device to device within one process; sending weights between hosts is not here.
+Moves are device to device, between processes too: where the learner's mesh spans several, each
+gets a whole copy, and all must ask for it together.
 """
 
 import functools
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from models import quantized, sharding, transformer
 from models.config import TransformerConfig
@@ -55,6 +57,7 @@ def to_sampler(
     form: WeightFormat = "same",
 ) -> Params:
     """Lay the learner's parameters out for the sampler; what already lies so is not copied."""
+    everywhere = _copies(config, params)
     if form == "int8":
         params = quantized.map_matrices(_quantize, params)  # before the move: there is less to send
 
@@ -63,7 +66,11 @@ def to_sampler(
             array = _round(array, like.dtype)
         if array.sharding.is_equivalent_to(target, array.ndim):
             return array
-        return jax.device_put(array, target)
+        if everywhere is None:
+            return jax.device_put(array, target)
+        copies = jax.device_put(array, NamedSharding(everywhere, target.spec))
+        mine = [shard.data for shard in copies.addressable_shards]
+        return jax.make_array_from_single_device_arrays(array.shape, target, mine)
 
     shapes = abstract_params(config, execution, form)
     return jax.tree.map(move, params, shapes, shardings(config, mesh, execution, form))
@@ -74,6 +81,17 @@ def _quantize(weights: jax.Array, axes: Axes) -> Quantized:
 
 
 _eight_bits = jax.jit(quantized.quantize, static_argnums=1)
+
+
+def _copies(config: TransformerConfig, params: Params) -> Mesh | None:
+    """The samplers' meshes of all processes side by side; None if the learner has one process."""
+    any_array = jax.tree.leaves(params)[0]
+    if any_array.is_fully_addressable:
+        return None
+    meshes = sharding.host_meshes(config, any_array.sharding.mesh)
+    axes = ("process", *meshes[0].axis_names)
+    devices = np.stack([mesh.devices for mesh in meshes])
+    return Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
 
 
 @functools.partial(jax.jit, static_argnums=1)

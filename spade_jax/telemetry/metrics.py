@@ -167,6 +167,22 @@ UNREPEATABLE = frozenset(
 )
 """Numbers that hang on which workers are alive, which a resumed run finds otherwise."""
 
+DIVIDED = frozenset(
+    f"sampler/{name}"
+    for name in (
+        "prefilled_tokens_count",
+        "prefix_hit_tokens_count",
+        "rounds_count",
+        "preempted_count",
+        "kv_pages_max",
+        "kv_wasted_frac",
+        "slots_occupied_frac",
+    )
+)
+"""Numbers that tell how the sampling went, which hangs on how many processes share it; of those
+that can be repeated, all others are the same for any number of processes.
+"""
+
 
 def repeatable(name: str) -> bool:
     """Whether a second run with the same seed must log the same under this name."""

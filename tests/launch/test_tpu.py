@@ -226,10 +226,11 @@ def test_a_run_killed_with_all_that_watched_it_is_resumed(stand_in: Any):
 
 
 def test_a_run_that_refuses_its_settings_is_not_tried_again(stand_in: Any):
-    for index in range(2):
-        stand_in.runs(index, "fail 2")
+    stand_in.runs(0, "fail 3")  # told by the other one
+    stand_in.runs(1, "fail 2")
     code, output = stand_in.run("tpu.sh", *QUICK)
     assert code == 1
+    assert "the run ended on worker 1 of 2 (2)" in output
     assert "refused its settings" in output
     assert len(stand_in.trains(0)) == 1
 

@@ -423,7 +423,7 @@ def test_what_is_counted(shared):
         await fault_of(instances[0], "die")
         await instances[1].step("x")
         stats = shared.pool.stats()
-        assert (stats.programs, stats.instances, stats.steps) == (1, 3, 7)
+        assert (len(stats.programs), stats.instances, stats.steps) == (1, 3, 7)
         assert sorted(stats.step_s)[4:] == pytest.approx([0.05] * 3, abs=0.03)
         assert len(stats.spawn_s) == stats.spawned == 2
         assert all(0 < spawn_s < 60 for spawn_s in stats.spawn_s)

@@ -320,14 +320,6 @@ def test_every_epoch_is_another_permutation_that_the_seed_decides():
     assert drawn(Corpus(documents, 8), 60) != order
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_processes_share_one_order(count):
-    documents = numbered(7)
-    whole = drawn(Corpus(documents, 3), 18)
-    for index in range(count):
-        assert drawn(Corpus(documents, 3, index, count), 18 // count) == whole[index::count]
-
-
 @pytest.mark.parametrize("source", ["embedded", "jsonl"])
 def test_resuming_equals_going_on(source, package, tmp_path):
     if source == "embedded":
@@ -336,11 +328,11 @@ def test_resuming_equals_going_on(source, package, tmp_path):
         config = CorpusConfig(
             path=write_jsonl(tmp_path, [{"text": f"word {i}"} for i in range(5)]), min_words=1
         )
-    corpus = Corpus.load(config, 5, process_index=1, process_count=2)
+    corpus = Corpus.load(config, 5)
     drawn(corpus, 7)
     state = json.loads(json.dumps(corpus.state()))
     expected = drawn(corpus, 20)
-    resumed = Corpus.load(config, 5, process_index=1, process_count=2)
+    resumed = Corpus.load(config, 5)
     resumed.restore(state)
     assert drawn(resumed, 20) == expected
 
@@ -365,8 +357,6 @@ def test_independent_draws_repeat_documents_and_resume():
     resumed = Corpus(documents, 7, draws="independent")
     resumed.restore(state)
     assert drawn(resumed, 9) == drawn(corpus, 9)
-    shared = [drawn(Corpus(documents, 7, index, 2, draws="independent"), 20) for index in (0, 1)]
-    assert shared == [order[::2], order[1::2]]
 
 
 def test_each_skill_draws_its_own_documents(tmp_path):
