@@ -99,7 +99,7 @@ def plain(found: Plan) -> dict[str, Any]:
 def _lines(found: Plan) -> Iterator[str]:
     site, chip = found.site, found.site.chip
     chips = f"{len(site.devices)} × {chip.name}"
-    yield f"{site.name}: {chips}, {len(site.host_devices)} on each of {site.num_hosts} host(s)"
+    yield f"{site.name}: {chips}, {site.host_chips} on each of {site.num_hosts} host(s)"
     yield f"learner on {_mesh(found.meshes.learner)}, {_execution(found)}"
     replicas = f"{site.num_hosts} replicas, each" if site.num_hosts > 1 else "one replica"
     yield f"sampler: {replicas} on {_mesh(found.meshes.sampler)}"
@@ -123,7 +123,7 @@ def _execution(found: Plan) -> str:
     )
 
 
-def _memory_lines(memory: Memory, limit: int | None) -> Iterator[str]:
+def _memory_lines(memory: Memory, limit: int) -> Iterator[str]:
     """A column for each phase."""
     rows = [["GiB of a chip", *(phase.name for phase in memory.phases)]]
     for purpose in PURPOSES:
@@ -131,9 +131,8 @@ def _memory_lines(memory: Memory, limit: int | None) -> Iterator[str]:
         if any(cells):
             rows.append([purpose, *("-" if cell is None else _gib(cell) for cell in cells)])
     rows.append(["together", *(_gib(phase.total) for phase in memory.phases)])
-    if limit is not None:
-        spare = [f"{1 - phase.total / limit:.0%}" for phase in memory.phases]
-        rows.append([f"to spare of {limit / GIB:.1f} GiB", *spare])
+    spare = [f"{1 - phase.total / limit:.0%}" for phase in memory.phases]
+    rows.append([f"to spare of {limit / GIB:.1f} GiB", *spare])
     yield from _table(rows)
     if memory.host_bytes:
         yield f"in the memory of each host: {memory.host_bytes / GIB:.1f} GiB"

@@ -91,7 +91,7 @@ def account(config: Config, site: Site, meshes: Meshes, found: Sequence[Compiled
     phases.append(phase("optimiser", optimiser=moments, gradients=trained, temporaries=rest))
     host = moments if settings.optimizer_memory == "host" else 0
     host += reference if settings.reference_memory == "host" else 0
-    return Memory(phases, host * len(site.host_devices))
+    return Memory(phases, host * site.host_chips)
 
 
 _PARTS = {"copy": "sampler's copy", "pages": "KV pages"}
@@ -146,9 +146,9 @@ def refusal(config: Config, site: Site, found: Sequence[Compiled], memory: Memor
                 f"the program {program.name} does not compile for {site.chip.name}: "
                 f"{program.too_large}; {knob}"
             )
-    limit = site.chip.memory
-    if memory is None or limit is None:
+    if memory is None:
         return ""
+    limit = site.chip.memory
     worst, most = memory.worst, int((1 - SPARE) * limit)
     if worst.total <= most:
         return ""
@@ -181,6 +181,6 @@ def _knob(config: Config, site: Site, phase: str, excess: int, pages: int = 0) -
         return "set learner.reference_memory to host"
     if phase == "optimiser" and learner.moments_dtype == "float32":
         return "set learner.moments_dtype to bfloat16"
-    if phase == "gradient" and 2 * config.mesh.tensor <= len(site.host_devices):
+    if phase == "gradient" and 2 * config.mesh.tensor <= site.host_chips:
         return f"raise mesh.tensor={config.mesh.tensor} to {2 * config.mesh.tensor}"
     return "take a topology of more chips"

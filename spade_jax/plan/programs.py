@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from models import backends, transformer
 from models.errors import ModelError
@@ -32,6 +31,7 @@ from spade_jax.learner.packing import TAIL_PARTS
 from spade_jax.learner.step import Learner
 from spade_jax.plan.topology import Site, standing_in
 from spade_jax.rollout.programs import Programs
+from spade_jax.rollout.spread import spreader
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,8 @@ class Meshes:
     """How learner and sampler lie on the devices of a site."""
 
     learner: Mesh
-    sampler: Mesh  # of one host
+    sampler: Mesh  # of the first host
+    samplers: list[Mesh]  # of every host; none where there is one, whose mesh is the learner's
     execution: Execution
 
 
@@ -71,11 +72,12 @@ def lay_out(config: Config, site: Site) -> Meshes:
         ConfigError: the sizes of `mesh` do not suit the devices, or the model the sizes.
     """
     learner = _mesh(config, site.devices, **dataclasses.asdict(config.mesh))
-    sampler = learner if site.num_hosts == 1 else _of_one_host(config, site)
     execution = backends.resolve(config.execution, config.model, site.devices[0])
-    for mesh in (learner, sampler):
-        param_shardings(config.model, mesh, execution)  # refuses what does not divide
-    return Meshes(learner, sampler, execution)
+    param_shardings(config.model, learner, execution)  # refuses what does not divide
+    if site.num_hosts == 1:
+        return Meshes(learner, learner, [], execution)
+    samplers = [_of_one_host(config, devices) for devices in site.hosts]
+    return Meshes(learner, samplers[0], samplers, execution)
 
 
 def _mesh(config: Config, devices: list[Any], **sizes: int) -> Mesh:
@@ -91,13 +93,13 @@ def _mesh(config: Config, devices: list[Any], **sizes: int) -> Mesh:
         ) from error
 
 
-def _of_one_host(config: Config, site: Site) -> Mesh:
+def _of_one_host(config: Config, devices: list[Any]) -> Mesh:
     """The sampler's mesh where there are several hosts: heads and widths are split over the host's
     chips as far as they divide, and the experts over what is left.
     """
-    count = len(site.host_devices)
+    count = len(devices)
     for tensor in (size for size in range(count, 0, -1) if count % size == 0):
-        mesh = build_mesh(1, 1, count // tensor, tensor, devices=site.host_devices)
+        mesh = build_mesh(1, 1, count // tensor, tensor, devices=devices)
         try:
             param_shardings(config.model, mesh)
         except ModelError:
@@ -199,61 +201,17 @@ def row_shapes(config: Config, rows: int) -> Rows:
 
 
 def _lower_move(config: Config, site: Site, meshes: Meshes) -> jax.stages.Lowered:
-    """Trace the move of the weights from the learner to the samplers of all hosts: rounded, and
-    gathered by each host into the layout of its own mesh.
-    """
+    """Trace the move of the weights from the learner to the samplers of all hosts."""
     execution = meshes.execution
-    target = meshes.sampler if site.num_hosts == 1 else _on_every_host(meshes)
-    places = param_shardings(config.model, meshes.sampler, execution)
+    shapes = transformer.abstract_params(config.model, execution)
+    if meshes.samplers:
+        move = spreader(config.model, execution, meshes.learner, meshes.samplers)
+        return move.lower(shapes)
     return jax.jit(
         lambda params: cast_params(params, execution.compute_dtype),
         in_shardings=(param_shardings(config.model, meshes.learner, execution),),
-        out_shardings=jax.tree.map(lambda at: _translated(at, target), places),
-    ).lower(transformer.abstract_params(config.model, execution))
-
-
-def _on_every_host(meshes: Meshes) -> tuple[Mesh, dict[str, tuple[str, ...]]]:
-    """The learner's devices, in their order, as a mesh one of whose parts is the chips of a host;
-    and which of its axes are each axis of the sampler's mesh.
-
-        order of four chips of two hosts    a a b b    axes 2 × 2: the second is within a host
-                                            a b a b               the first is
-    """
-    devices = meshes.learner.devices.reshape(-1)
-    factors = _primes(devices.size)
-    hosts = np.array([device.process_index for device in devices]).reshape(factors)
-    within = [
-        f"axis_{axis}" for axis in range(len(factors)) if (hosts == np.take(hosts, [0], axis)).all()
-    ]
-    names = tuple(f"axis_{axis}" for axis in range(len(factors)))
-    mesh = Mesh(devices.reshape(factors), names, (AxisType.Auto,) * len(names))
-    if math.prod(mesh.shape[axis] for axis in within) != meshes.sampler.size:
-        raise ConfigError(
-            "the learner's mesh takes the chips of each host apart in a way that no sharding names "
-            "again for the samplers; let mesh.fsdp take the remaining chips"
-        )
-    parts = {}
-    for axis, size in meshes.sampler.shape.items():
-        taken: list[str] = []
-        while math.prod(mesh.shape[name] for name in taken) < size:
-            taken.append(within.pop(0))
-        parts[axis] = tuple(taken)
-    return mesh, parts
-
-
-def _primes(number: int) -> list[int]:
-    for factor in range(2, number + 1):
-        if number % factor == 0:
-            return [factor, *_primes(number // factor)]
-    return []
-
-
-def _translated(at: NamedSharding, target: Any) -> NamedSharding:
-    """The same placement within every host."""
-    if isinstance(target, Mesh):
-        return at
-    mesh, parts = target
-    return NamedSharding(mesh, PartitionSpec(*(axis and parts[axis] for axis in at.spec)))
+        out_shardings=param_shardings(config.model, meshes.sampler, execution),
+    ).lower(shapes)
 
 
 def size(tree: Any) -> int:

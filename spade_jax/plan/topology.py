@@ -9,6 +9,7 @@ loops measure it. Other chips are one line in `CHIPS`.
 """
 
 import contextlib
+import dataclasses
 import functools
 import os
 import re
@@ -31,7 +32,7 @@ class Chip:
     flops_per_s: float  # of 16-bit products summed in float32 (a processor: of float32 ones)
     bytes_per_s: float  # of its own memory
     link_bytes_per_s: float | None  # to other chips, all its links together; None: not known
-    memory: int | None  # bytes that programs can have; None: not known
+    memory: int  # bytes that programs can have
 
 
 CHIPS = {
@@ -81,11 +82,23 @@ class Site:
     name: str
     chip: Chip
     devices: list[Any]
-    host_devices: list[Any]  # of one host; the others are alike
+
+    @property
+    def hosts(self) -> list[list[Any]]:
+        """The devices of each host."""
+        found: dict[int, list[Any]] = {}
+        for device in self.devices:
+            found.setdefault(device.process_index, []).append(device)
+        return list(found.values())
 
     @property
     def num_hosts(self) -> int:
-        return len(self.devices) // len(self.host_devices)
+        return len(self.hosts)
+
+    @property
+    def host_chips(self) -> int:
+        """Devices of one host; the others are alike."""
+        return len(self.devices) // self.num_hosts
 
 
 def check_name(name: str) -> None:
@@ -144,10 +157,8 @@ def find_site(name: str) -> Site:
     chip = CHIPS[family]
     if family.startswith("h"):
         share = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", GPU_SHARE))
-        chip = _with_memory(chip, int(chip.memory * share))
-    first_host = min(device.process_index for device in devices)
-    host = [device for device in devices if device.process_index == first_host]
-    return Site(name, chip, devices, host)
+        chip = dataclasses.replace(chip, memory=int(chip.memory * share))
+    return Site(name, chip, devices)
 
 
 def _gpus(family: str, count: int) -> dict[str, Any]:
@@ -169,10 +180,6 @@ def _gpus(family: str, count: int) -> dict[str, Any]:
     }
 
 
-def _with_memory(chip: Chip, memory: int | None) -> Chip:
-    return Chip(chip.name, chip.flops_per_s, chip.bytes_per_s, chip.link_bytes_per_s, memory)
-
-
 def _local() -> Site:
     import jax
 
@@ -180,7 +187,7 @@ def _local() -> Site:
     device = host[0]
     if device.platform == "cpu":
         pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return Site("local", _measured(pages, len(host)), devices, host)
+        return Site("local", _measured(pages, len(host)), devices)
     if device.device_kind not in KINDS:
         raise ConfigError(
             f"--topology local: nothing is known of {device.device_kind}; known are "
@@ -188,8 +195,8 @@ def _local() -> Site:
         )
     chip, stats = CHIPS[KINDS[device.device_kind]], device.memory_stats()
     if stats and "bytes_limit" in stats:
-        chip = _with_memory(chip, stats["bytes_limit"])
-    return Site("local", chip, devices, host)
+        chip = dataclasses.replace(chip, memory=stats["bytes_limit"])
+    return Site("local", chip, devices)
 
 
 def _measured(memory: int, count: int) -> Chip:
