@@ -19,6 +19,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from models.config import RopeScaling
+from models.quantized import Quantized, dequantize
 
 Axes = tuple[str | None, ...]
 Tree = TypeVar("Tree")  # any pytree of nnx.Param
@@ -38,12 +39,15 @@ def zeros(shape: tuple[int, ...], axes: Axes) -> nnx.Param:
 
 
 def cast_params(params: Tree, dtype: DTypeLike) -> Tree:
-    """Round the parameters that products take to `dtype`; norms and routers stay as they are."""
+    """Bring the parameters that products take to `dtype`; norms and routers stay as they are."""
 
     def cast(param: nnx.Variable) -> nnx.Variable:
         if FLOAT32_AXES & set(param.get_metadata("axes")):
             return param
-        return param.replace(param.get_value().astype(dtype))
+        value = param.get_value()
+        if isinstance(value, Quantized):
+            return param.replace(dequantize(value, dtype))
+        return param.replace(value.astype(dtype))
 
     return jax.tree.map(cast, params, is_leaf=lambda node: isinstance(node, nnx.Variable))
 

@@ -1,12 +1,15 @@
 """The section `engine` of the configuration: the shapes and the memory of the sampler."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from spade_jax.settings import Section, require
 
 MIN_CALL_TOKENS = 64
 """Fewer rows take another path through a matrix product on CPU, and come out with other last bits.
 """
+
+WeightFormat = Literal["same", "int8"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,9 @@ class EngineConfig(Section):
     prefill_tokens: int = 512  # tokens of the largest prefill call; 64, 128, ... are there as well
     prefill_calls: int = 4  # prefill calls of one round: what new prompts may delay the others by
     decode_steps: int = 32  # tokens decoded before control returns to the host
+    # same: the learner's, in the dtype of the activations; int8: matrices of the blocks rounded to
+    # eight bits, so that the sampler is not quite the learner (sampler/learner_logprob_gap_mean)
+    weights: WeightFormat = "same"
     routing: bool = False  # keep the routers' choices of every token, so that they can be replayed
 
     def __post_init__(self) -> None:

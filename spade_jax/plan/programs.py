@@ -31,7 +31,7 @@ from spade_jax.learner.packing import TAIL_PARTS
 from spade_jax.learner.step import Learner
 from spade_jax.plan.topology import Site, standing_in
 from spade_jax.rollout.programs import Programs
-from spade_jax.rollout.spread import spreader
+from spade_jax.rollout.spread import moves, spreader
 
 logger = logging.getLogger(__name__)
 
@@ -205,8 +205,9 @@ def _lower_move(config: Config, site: Site, meshes: Meshes) -> jax.stages.Lowere
     execution = meshes.execution
     shapes = transformer.abstract_params(config.model, execution)
     if meshes.samplers:
-        move = spreader(config.model, execution, meshes.learner, meshes.samplers)
-        return move.lower(shapes)
+        moved = moves(config.model, execution, meshes.learner, meshes.sampler)
+        move = spreader(meshes.learner, tuple(meshes.samplers), moved)
+        return move.lower(jax.tree.leaves(shapes))  # type: ignore[attr-defined]
     return jax.jit(
         lambda params: cast_params(params, execution.compute_dtype),
         in_shardings=(param_shardings(config.model, meshes.learner, execution),),

@@ -83,7 +83,8 @@ class Engine:
         """Sample from these weights from now on; the cache of other weights is dropped."""
         self.release()
         started = time.perf_counter()
-        params = weights.to_sampler(self._model, self._mesh, self._execution, params)
+        form = self._config.weights
+        params = weights.to_sampler(self._model, self._mesh, self._execution, params, form)
         self._leaves = tuple(jax.block_until_ready(jax.tree.leaves(params)))
         self._stats.load_s += time.perf_counter() - started
         self._state = self._programs(Program("allocate"))

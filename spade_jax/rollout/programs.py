@@ -28,7 +28,7 @@ from models import cache as kv
 from models import sharding, transformer
 from models.config import TransformerConfig
 from models.execution import Execution
-from spade_jax.engine_config import EngineConfig
+from spade_jax.engine_config import EngineConfig, WeightFormat
 from spade_jax.rollout import weights
 from spade_jax.rollout.sampling import Drawn, Rule, draw
 
@@ -110,9 +110,10 @@ class Model(NamedTuple):
     config: TransformerConfig
     mesh: Mesh
     execution: Execution
+    form: WeightFormat
 
     def params(self, leaves: tuple[Array, ...]) -> transformer.Params:
-        tree = jax.tree.structure(weights.abstract_params(self.config, self.execution))
+        tree = jax.tree.structure(weights.abstract_params(self.config, self.execution, self.form))
         return jax.tree.unflatten(tree, leaves)
 
     def hidden(
@@ -297,7 +298,7 @@ class Programs:
     def __init__(
         self, model: TransformerConfig, config: EngineConfig, mesh: Mesh, execution: Execution
     ) -> None:
-        self._model = Model(model, mesh, execution)
+        self._model = Model(model, mesh, execution, config.weights)
         self._config = config
         self._compiled: dict[Program, Callable[..., Any]] = {}
         self.num_late = 0
@@ -352,7 +353,7 @@ class Programs:
         return Run(shape((slots,), ints), lanes, lanes, spare, shape((), ints))
 
     def _allocate(self) -> State:
-        config, (model, mesh, execution) = self._config, self._model
+        config, (model, mesh, execution, _) = self._config, self._model
         lanes = config.lanes
         cache = kv.init_cache(
             model, config.num_pages, config.page_tokens, execution, mesh, routing=config.routing
@@ -370,7 +371,7 @@ class Programs:
 
     def lower(self, program: Program) -> jax.stages.Lowered:
         """Trace a program for the devices of the mesh, which need not be here."""
-        config, (model, mesh, execution) = self._config, self._model
+        config, (model, mesh, execution, form) = self._config, self._model
         whole = sharding.replicated(mesh)
         in_cache = kv.cache_sharding(mesh, execution)
         states = State(in_cache, *(whole for _ in State._fields[1:]))  # type: ignore[arg-type]
@@ -391,8 +392,8 @@ class Programs:
             run = functools.partial(prefill, self._model)
         else:
             run = functools.partial(decode, self._model, config.decode_steps, config.page_tokens)
-        params = tuple(jax.tree.leaves(weights.abstract_params(model, execution)))
-        places = tuple(jax.tree.leaves(sharding.param_shardings(model, mesh, execution)))
+        params = tuple(jax.tree.leaves(weights.abstract_params(model, execution, form)))
+        places = tuple(jax.tree.leaves(weights.shardings(model, mesh, execution, form)))
         jitted = jax.jit(
             run,
             donate_argnums=1,

@@ -1,17 +1,18 @@
-"""The move of the weights from the learner's mesh to the samplers of several hosts.
+"""The move of arrays from the learner's mesh to the samplers of several hosts.
 
-Every host gets a whole copy, laid out on its own mesh; each is one program over all devices, which
-every process runs at once. A stack of layers is moved one layer at a time: rounded, gathered on
-every device, and cut to the device's part, so that beside the copies there is never more than one
-layer. The hosts' meshes may order their devices as they like. What moves within one mesh is in
-`weights`.
+Every host gets a whole copy, laid out on its own mesh, by one program over all devices, which every
+process runs at once. A stack of layers is moved one layer at a time: rounded, gathered on every
+device, and cut to the device's part, so that beside the copies there is never more than one layer.
+Left to the compiler, such a move would put whole stacks on every device. The hosts' meshes may
+order their devices as they like. Which arrays these are is the business of `weights`.
 
     learner, four devices, fsdp     w0 w1 w2 w3
     a host's sampler, tensor        [a a] [b b]    a: the first half of the columns of w0..w3
 """
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,86 +24,91 @@ from jaxtyping import Array, Int
 from models import transformer
 from models.config import TransformerConfig
 from models.execution import Execution
-from models.layers import FLOAT32_AXES
 from models.layout import LAYERS
-from models.sharding import MESH_AXES, axis_rules, param_shardings, partition
-from models.transformer import Params
+from models.sharding import MESH_AXES, param_shardings
+from spade_jax.rollout import weights
 
 
+class Move(NamedTuple):
+    """How one array lies before and after; each axis of it along one axis of a mesh at most."""
+
+    source: PartitionSpec
+    target: PartitionSpec
+    dtype: Any  # after
+    stacked: bool  # layers lie along its first axis
+
+
+def moves(
+    config: TransformerConfig, execution: Execution, learner: Mesh, sampler: Mesh
+) -> tuple[Move, ...]:
+    """The moves of the parameters, in the order of their leaves."""
+    is_variable = lambda node: isinstance(node, nnx.Variable)  # noqa: E731
+    params = jax.tree.leaves(transformer.abstract_params(config, execution), is_leaf=is_variable)
+    axes = [param.get_metadata("axes") for param in params]
+    copy = jax.tree.leaves(weights.abstract_params(config, execution))
+    places = (
+        jax.tree.leaves(param_shardings(config, mesh, execution)) for mesh in (learner, sampler)
+    )
+    return tuple(
+        Move(source.spec, target.spec, leaf.dtype, names[0] == LAYERS)
+        for names, leaf, source, target in zip(axes, copy, *places, strict=True)
+    )
+
+
+@functools.lru_cache(maxsize=8)
 def spreader(
-    config: TransformerConfig, execution: Execution, learner: Mesh, samplers: Sequence[Mesh]
-) -> Callable[[Params], Params]:
-    """Return the jitted move; `collect` takes a host's copy out of its result.
+    learner: Mesh, samplers: tuple[Mesh, ...], moves: tuple[Move, ...]
+) -> Callable[[list[Array]], list[Array]]:
+    """Return the jitted move of some arrays; `collect` takes a host's copy out of each result.
 
     Args:
         samplers: the mesh of every host, alike in shape; each device of the learner is in one.
     """
-    from_rules, to_rules = axis_rules(config, learner), axis_rules(config, samplers[0])
-    shapes = transformer.abstract_params(config, execution)
-    variables = jax.tree.leaves(shapes, is_leaf=_is_variable)
-    axes = [variable.get_metadata("axes") for variable in variables]
-    structure = jax.tree.structure(shapes)
-    places = _places(learner, samplers)
+    places, shape = _places(learner, samplers), samplers[0].shape
 
-    def local(place: Array, leaves: list[Array]) -> list[Array]:
+    def local(place: Array, arrays: list[Array]) -> list[Array]:
         index = dict(zip(MESH_AXES, place.reshape(len(MESH_AXES)), strict=True))
 
-        def move(names: tuple[str | None, ...], array: Array) -> Array:
-            """Round, gather and cut one layer of a parameter."""
-            if not FLOAT32_AXES & set(names):
-                array = array.astype(execution.compute_dtype)
-            for dim, axis in enumerate(partition(names, from_rules)):
+        def part(move: Move, array: Array, first: int) -> Array:
+            """Round, gather and cut an array whose axes are those of the move from `first` on."""
+            array = array.astype(move.dtype)
+            for dim, axis in enumerate(move.source[first:]):
                 if axis is not None and learner.shape[axis] > 1:
                     array = jax.lax.all_gather(array, axis, axis=dim, tiled=True)
-            for dim, axis in enumerate(partition(names, to_rules)):
-                if axis is not None and (parts := samplers[0].shape[axis]) > 1:
-                    size = array.shape[dim] // parts
+            for dim, axis in enumerate(move.target[first:]):
+                if axis is not None and shape[axis] > 1:
+                    size = array.shape[dim] // shape[axis]
                     array = jax.lax.dynamic_slice_in_dim(array, index[axis] * size, size, dim)
             return array
 
-        def whole(names: tuple[str | None, ...], array: Array) -> Array:
-            if names[0] != LAYERS:
-                return move(names, array)
-            return jax.lax.map(lambda layer: move(names[1:], layer), array)
+        def whole(move: Move, array: Array) -> Array:
+            if not move.stacked:
+                return part(move, array, 0)
+            return jax.lax.map(lambda layer: part(move, layer, 1), array)
 
-        return [whole(names, array) for names, array in zip(axes, leaves, strict=True)]
+        return [whole(move, array) for move, array in zip(moves, arrays, strict=True)]
 
     own = PartitionSpec(MESH_AXES)  # along the first axis, one part for each device
-    inputs = [partition(names, from_rules) for names in axes]
+    inputs = [move.source for move in moves]
     spread = jax.shard_map(
         local,
         mesh=learner,
         in_specs=(PartitionSpec(*MESH_AXES), inputs),
-        out_specs=[own] * len(axes),
+        out_specs=[own] * len(moves),
         check_vma=False,
     )
-
-    def run(params: Params) -> Params:
-        return jax.tree.unflatten(structure, spread(jnp.asarray(places), jax.tree.leaves(params)))
-
     return jax.jit(
-        run,
-        in_shardings=(param_shardings(config, learner, execution),),
-        out_shardings=jax.tree.unflatten(structure, [NamedSharding(learner, own)] * len(axes)),
+        lambda arrays: spread(jnp.asarray(places), arrays),
+        in_shardings=([NamedSharding(learner, spec) for spec in inputs],),
+        out_shardings=[NamedSharding(learner, own)] * len(moves),
     )
 
 
-def collect(
-    config: TransformerConfig, execution: Execution, sampler: Mesh, spread: Params
-) -> Params:
+def collect(spread: jax.Array, shape: Sequence[int], target: NamedSharding) -> jax.Array:
     """Take the copy of one host, whose devices are of this process; nothing is copied."""
-
-    def take(array: jax.Array, like: jax.ShapeDtypeStruct, target: NamedSharding) -> jax.Array:
-        parts = {shard.device: shard.data for shard in array.addressable_shards}
-        own = [parts[device] for device in sampler.devices.flat]
-        return jax.make_array_from_single_device_arrays(like.shape, target, own)
-
-    shapes = transformer.abstract_params(config, execution)
-    return jax.tree.map(take, spread, shapes, param_shardings(config, sampler, execution))
-
-
-def _is_variable(node: Any) -> bool:
-    return isinstance(node, nnx.Variable)
+    parts = {shard.device: shard.data for shard in spread.addressable_shards}
+    own = [parts[device] for device in target.mesh.devices.flat]  # type: ignore[union-attr]
+    return jax.make_array_from_single_device_arrays(tuple(shape), target, own)
 
 
 def _places(

@@ -25,7 +25,7 @@ from samplers import (
     scores,
 )
 
-from models import layout, transformer
+from models import layout, quantized, transformer
 from models.execution import PLAIN
 from models.sharding import build_mesh
 from spade_jax.config import EngineConfig
@@ -86,6 +86,20 @@ def test_equals_naive_sampling_with_more_requests_than_lanes(engine):
         assert np.array_equal(completion.logprobs, completion.untruncated_logprobs)
         assert_teacher_forced(start, completion, params.temperature)
     assert engine.num_held_pages == 0
+
+
+def test_eight_bit_weights_are_sampled_from_as_they_are_rounded():
+    """To the last bit what an engine samples from weights that were rounded beforehand."""
+
+    def there_and_back(value, axes):
+        small = quantized.quantize(value, quantized.summed_axis(axes))
+        return quantized.dequantize(small, jnp.float32)
+
+    cases = [(prompt(i, 5 + 9 * i), sampling(8), i) for i in range(4)]
+    found = run(new_engine(dataclasses.replace(CONFIG, weights="int8")), *cases)
+    rounded = quantized.map_matrices(there_and_back, parameters())
+    assert same_bits(found, run(new_engine(params=rounded), *cases))
+    assert not same_bits(found, run(new_engine(), *cases))
 
 
 def test_requests_that_copy_from_one_page_in_one_round(engine):

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
 from models import transformer
 from models.config import TransformerConfig
@@ -52,12 +53,14 @@ def test_each_host_gets_the_weights_in_the_layout_of_its_mesh(
     shapes = transformer.abstract_params(model, execution)
     params = jax.tree.map(draw, shapes, param_shardings(model, learner, execution))
     whole = jax.tree.map(jnp.asarray, jax.device_get(params))
-    moved = spread.spreader(model, execution, learner, samplers)(params)
+    moves = spread.moves(model, execution, learner, samplers[0])
+    moved = spread.spreader(learner, tuple(samplers), moves)(jax.tree.leaves(params))
     for mesh in samplers:
-        found = spread.collect(model, execution, mesh, moved)
-        # What the move within one mesh would make of the same numbers.
-        expected = weights.to_sampler(model, mesh, execution, whole)
-        for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-            assert one.dtype == other.dtype
-            assert one.sharding.is_equivalent_to(other.sharding, one.ndim)
-            assert jnp.array_equal(one, jax.device_put(other, one.sharding))
+        # What the move within one mesh makes of the same numbers.
+        expected = jax.tree.leaves(weights.to_sampler(model, mesh, execution, whole))
+        for array, move, other in zip(moved, moves, expected, strict=True):
+            target = NamedSharding(mesh, move.target)
+            found = spread.collect(array, other.shape, target)
+            assert found.dtype == other.dtype
+            assert other.sharding.is_equivalent_to(target, other.ndim)
+            assert jnp.array_equal(found, other)

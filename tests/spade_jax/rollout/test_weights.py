@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
-from models import transformer
+from models import layout, transformer
 from models.config import TransformerConfig
 from models.execution import PLAIN
 from models.sharding import build_mesh, param_shardings
@@ -70,3 +70,30 @@ def test_the_copy_has_the_dtypes_that_the_forward_takes():
         np.testing.assert_array_equal(leaf[...], before.astype(wanted))
         rounded += not kept
     assert rounded == 7
+
+
+def test_eight_bits_lie_as_the_weights_do():
+    """Integers and scales on the devices of their part, in both layouts, as the programs expect."""
+    learner = build_mesh(1, 4, 2, 1)
+    sampler = build_mesh(1, 1, 2, 2, devices=jax.devices()[:4])
+    for execution in (PLAIN, dataclasses.replace(PLAIN, layers="scanned")):
+        params = parameters(learner)
+        if execution.layers == "scanned":
+            params = layout.stacked(params)
+        moved = weights.to_sampler(MODEL, sampler, execution, params, "int8")
+        shapes = weights.abstract_params(MODEL, execution, "int8")
+        places = weights.shardings(MODEL, sampler, execution, "int8")
+        assert jax.tree.structure(moved) == jax.tree.structure(shapes) == jax.tree.structure(places)
+        for leaf, shape, place in zip(*map(jax.tree.leaves, (moved, shapes, places)), strict=True):
+            assert (leaf.shape, leaf.dtype) == (shape.shape, shape.dtype)
+            assert leaf.sharding == place
+        small = sum(leaf.nbytes for leaf in jax.tree.leaves(moved) if leaf.dtype == jnp.int8)
+        down = (
+            moved["blocks"]["moe"] if execution.layers == "scanned" else moved["blocks"][0]["moe"]
+        )
+        down, layers = down["down"].get_value(), ("layers",) * (execution.layers == "scanned")
+        spec = (*(None for _ in layers), "expert", "tensor", "fsdp")
+        assert down.values.sharding.spec == PartitionSpec(*spec)
+        assert down.scale.sharding.spec == PartitionSpec(*spec[:-2], None, "fsdp")
+        everything = sum(leaf.size for leaf in jax.tree.leaves(params["blocks"]))
+        assert 0.85 * everything < small < everything
