@@ -69,28 +69,15 @@ def lay_out(config: Config, site: Site) -> Meshes:
     """Arrange the devices as the run would.
 
     Raises:
-        ConfigError: the sizes of `mesh` do not suit the devices, or the model the sizes.
+        ModelError: the sizes of `mesh` do not suit the devices, or the model the sizes.
     """
-    learner = _mesh(config, site.devices, **dataclasses.asdict(config.mesh))
+    learner = build_mesh(**dataclasses.asdict(config.mesh), devices=site.devices)
     execution = backends.resolve(config.execution, config.model, site.devices[0])
     param_shardings(config.model, learner, execution)  # refuses what does not divide
     if site.num_hosts == 1:
         return Meshes(learner, learner, [], execution)
     samplers = [_of_one_host(config, devices) for devices in site.hosts]
     return Meshes(learner, samplers[0], samplers, execution)
-
-
-def _mesh(config: Config, devices: list[Any], **sizes: int) -> Mesh:
-    try:
-        return build_mesh(**sizes, devices=devices)
-    except (NotImplementedError, ValueError) as error:
-        if isinstance(error, ModelError):
-            raise
-        raise ConfigError(
-            f"{', '.join(f'mesh.{axis}={size}' for axis, size in sizes.items())} cannot be laid on "
-            f"these {len(devices)} chips as they are joined ({str(error).splitlines()[0]}); use "
-            "sizes that are products of the topology's sides"
-        ) from error
 
 
 def _of_one_host(config: Config, devices: list[Any]) -> Mesh:
@@ -148,6 +135,7 @@ def _compile(part: str, name: str, lowered: jax.stages.Lowered, started: float) 
         return Compiled(part, name, 0, 0, 0, 0, time.process_time() - started, said)
     seconds = time.process_time() - started
     memory = compiled.memory_analysis()
+    assert memory is not None, "every compiler that is asked here gives an account"
     return Compiled(
         part,
         name,
