@@ -1,8 +1,7 @@
 """Attention over the pages of a cache without a kernel: each query sees the keys of its row's pages
 up to its own position.
 
-    keys     [pages, kv_heads, head_dim, page_tokens]    turned, so that a query times a page adds
-    values   [pages, kv_heads, page_tokens, head_dim]    up rows, as weights times values do
+    keys, values    [pages, kv_heads, page_tokens, head_dim]
 
 A platform takes the way that suits it. To decode, a CPU works through the pages that are in use,
 some at a time, whatever rows they belong to, and joins the parts of each row at the end: no row
@@ -12,7 +11,6 @@ summed in the same order whatever the other rows are. There is no gradient. Prod
 in the dtype of the cache and sum in float32; the softmax is float32.
 """
 
-import functools
 from collections.abc import Callable
 
 import jax
@@ -21,9 +19,9 @@ from jaxtyping import Array, Float, Int
 
 from models.cache import Places
 
-HEADS_AXIS, TOKENS_AXIS = 1, 3  # of keys
+HEADS_AXIS, TOKENS_AXIS = 1, 2
 KEY_BLOCK = 512  # keys of a row in one block
-ITEM_TOKENS = 128  # keys of a row that a CPU takes as one
+ITEM_TOKENS = 64  # keys of a row that a CPU takes as one
 CHUNK_BYTES = 2**20  # of keys that a CPU gathers at a time: they stay in its cache
 MASKED = -1e30  # finite, so that a row of masked scores makes no NaN
 
@@ -32,28 +30,28 @@ def shapes(
     num_pages: int, page_tokens: int, kv_heads: int, head_dim: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shapes of the keys and of the values of a layer on one device."""
-    keys = (num_pages, kv_heads, head_dim, page_tokens)
-    return keys, (num_pages, kv_heads, page_tokens, head_dim)
+    shape = (num_pages, kv_heads, page_tokens, head_dim)
+    return shape, shape
 
 
 def write(
-    keys: Float[Array, "pages kv_heads head_dim page_tokens"],
+    keys: Float[Array, "pages kv_heads page_tokens head_dim"],
     values: Float[Array, "pages kv_heads page_tokens head_dim"],
     key: Float[Array, "rows seq kv_heads head_dim"],
     value: Float[Array, "rows seq kv_heads head_dim"],
     where: Places,
 ) -> tuple[
-    Float[Array, "pages kv_heads head_dim page_tokens"],
+    Float[Array, "pages kv_heads page_tokens head_dim"],
     Float[Array, "pages kv_heads page_tokens head_dim"],
 ]:
     """Write keys and values at their places."""
-    keys = keys.at[where.pages, :, :, where.offsets].set(key, mode="drop")
+    keys = keys.at[where.pages, :, where.offsets].set(key, mode="drop")
     return keys, values.at[where.pages, :, where.offsets].set(value, mode="drop")
 
 
 def attend(
     query: Float[Array, "rows seq heads head_dim"],
-    keys: Float[Array, "pages kv_heads head_dim page_tokens"],
+    keys: Float[Array, "pages kv_heads page_tokens head_dim"],
     values: Float[Array, "pages kv_heads page_tokens head_dim"],
     page_table: Int[Array, "rows pages_per_row"],
     last: Int[Array, "rows seq"],
@@ -81,11 +79,8 @@ def attend_wide(
     page_table: Int[Array, "rows pages_per_row"],
     last: Int[Array, "rows seq"],
 ) -> Float[Array, "rows seq heads head_dim"]:
-    """Do what `attend` does on an accelerator, with keys that lie as the values do, for queries
-    that are scaled already.
-    """
-    core = functools.partial(_blocks, page="cd")
-    return _by_head(core, query, keys, values, page_table, last)
+    """Do what `attend` does on an accelerator, for queries that are scaled already."""
+    return _by_head(_blocks, query, keys, values, page_table, last)
 
 
 def _by_head(
@@ -117,10 +112,8 @@ def _quotient(sums: Array, total: Array) -> Array:
     return sums / jnp.where(total == 0, 1.0, total)[..., None]
 
 
-def _blocks(
-    tile: Array, keys: Array, values: Array, table: Array, last: Array, page: str = "dc"
-) -> Array:
-    """Take a block of keys of every row at a time; `page` names the axes of a page of keys."""
+def _blocks(tile: Array, keys: Array, values: Array, table: Array, last: Array) -> Array:
+    """Take a block of keys of every row at a time."""
     rows, kv_heads, width, _ = tile.shape
     page_tokens = values.shape[2]
     pages = min(max(KEY_BLOCK // page_tokens, 1), table.shape[1])  # of a row in a block
@@ -131,7 +124,7 @@ def _blocks(
     def step(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         peak, total, sums = state
         here = jax.lax.dynamic_slice_in_dim(table, index * pages, pages, axis=1)
-        scores = _product(f"rkqd,rpk{page}->rkqpc", tile, keys[here])
+        scores = _product("rkqd,rpkcd->rkqpc", tile, keys[here])
         place = index * block + jnp.arange(block, dtype=last.dtype).reshape(pages, page_tokens)
         seen = (place[None, None] <= last[:, :, None, None])[:, None]
         scores = jnp.where(seen, scores, MASKED)
@@ -179,21 +172,23 @@ def _ragged(tile: Array, keys: Array, values: Array, table: Array, last: Array) 
     row = jnp.minimum(row, rows - 1)
     column = jnp.clip(item - starts[row], 0, columns - 1)
     page, seen = table[row, column], last[row, 0] - column * size  # the last seen in it
-    place = jnp.arange(size, dtype=seen.dtype).reshape(1, pages, 1, 1, page_tokens)
+    place = jnp.arange(size, dtype=seen.dtype)[None, None, None]
 
     def step(index: Array, parts: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         def cut(x: Array) -> Array:
             return jax.lax.dynamic_slice_in_dim(x, index * chunk, chunk)
 
-        # A product for each page, so that what is gathered need not be turned.
-        query = jnp.broadcast_to(tile[cut(row)][:, None], (chunk, pages, *tile.shape[1:]))
-        scores = _product("ipkqd,ipkdc->ipkqc", query, keys[cut(page)])
-        mask = place <= cut(seen)[:, None, None, None, None]
+        def gather(x: Array) -> Array:
+            # The pages of an item in one line for each head, so that products are few and long.
+            return x[cut(page)].swapaxes(1, 2).reshape(chunk, x.shape[1], size, dim)
+
+        scores = _product("ikqd,ikcd->ikqc", tile[cut(row)], gather(keys))
+        mask = place <= cut(seen)[:, None, None, None]
         scores = jnp.where(mask, scores, MASKED)
-        peak = jnp.max(scores, axis=(1, 4), keepdims=True)
+        peak = jnp.max(scores, axis=3, keepdims=True)
         weights = jnp.where(mask, jnp.exp(scores - peak), 0.0)
-        sums = jnp.sum(_product("ipkqc,ipkcd->ipkqd", weights, values[cut(page)]), axis=1)
-        new = peak[:, 0, ..., 0], jnp.sum(weights, axis=(1, 4)), sums
+        sums = _product("ikqc,ikcd->ikqd", weights, gather(values))
+        new = peak[..., 0], jnp.sum(weights, axis=3), sums
         peaks, totals, sums = (
             jax.lax.dynamic_update_slice_in_dim(x, y, index * chunk, axis=0)
             for x, y in zip(parts, new, strict=True)

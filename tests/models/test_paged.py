@@ -90,16 +90,13 @@ def test_attention_without_a_kernel(monkeypatch, seq, page_tokens, width, dtype)
         made.check(made.attend())
 
 
-@pytest.mark.parametrize("page", ["dc", "cd"])
 @pytest.mark.parametrize(("seq", "page_tokens", "width"), GRID)
-def test_wide_attention(monkeypatch, seq, page_tokens, width, page):
+def test_wide_attention(monkeypatch, seq, page_tokens, width):
     """What other devices than a CPU run when there is no kernel."""
     monkeypatch.setattr(paged, "KEY_BLOCK", 8)
     made = Situation("xla", seq, page_tokens, width)
     scaled = made.query * made.query.shape[3] ** -0.5
-    keys = made.keys if page == "dc" else made.keys.swapaxes(2, 3)
-    core = functools.partial(paged._blocks, page=page)
-    made.check(paged._by_head(core, scaled, keys, made.values, made.table, made.last))
+    made.check(paged.attend_wide(scaled, made.keys, made.values, made.table, made.last))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
