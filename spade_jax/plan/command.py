@@ -125,21 +125,23 @@ def _execution(found: Plan) -> str:
 
 def _memory_lines(memory: Memory, limit: int) -> Iterator[str]:
     """A column for each phase."""
-    rows = [["GiB of a chip", *(phase.name for phase in memory.phases)]]
+    small = memory.worst.total < GIB
+    unit, scale = ("MiB", 2**20) if small else ("GiB", GIB)
+
+    def shown(size: int | None) -> str:
+        return "-" if size is None else f"{size / scale:.2f}"
+
+    rows = [[f"{unit} of a chip", *(phase.name for phase in memory.phases)]]
     for purpose in PURPOSES:
         cells = [phase.parts.get(purpose) for phase in memory.phases]
         if any(cells):
-            rows.append([purpose, *("-" if cell is None else _gib(cell) for cell in cells)])
-    rows.append(["together", *(_gib(phase.total) for phase in memory.phases)])
+            rows.append([purpose, *map(shown, cells)])
+    rows.append(["together", *(shown(phase.total) for phase in memory.phases)])
     spare = [f"{1 - phase.total / limit:.0%}" for phase in memory.phases]
     rows.append([f"to spare of {limit / GIB:.1f} GiB", *spare])
     yield from _table(rows)
     if memory.host_bytes:
         yield f"in the memory of each host: {memory.host_bytes / GIB:.1f} GiB"
-
-
-def _gib(size: int) -> str:
-    return f"{size / GIB:.2f}"
 
 
 def _step_lines(found: Plan) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""A plan of `configs/micro.py` for this machine, with a model and an engine that compile quickly."""
+"""A plan of `configs/micro.py` for this machine, with a model and engine that compile quickly."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from spade_jax.cli import load_config
 from spade_jax.config import Config
 from spade_jax.plan import command, memory
 from spade_jax.plan.command import Plan, make_plan
-from spade_jax.plan.programs import Compiled, lay_out, microbatch_rows, row_shapes
+from spade_jax.plan.programs import Compiled, microbatch_rows, row_shapes
 from spade_jax.plan.topology import Chip, Site
 from spade_jax.recipes import change
 
@@ -75,18 +75,28 @@ def test_memory_is_told_by_phase_and_purpose(plan: Plan):
     assert plan.memory.worst.total == max(phase.total for phase in plan.memory.phases)
 
 
-def test_the_sampler_of_another_mesh_has_a_copy(plan: Plan):
-    state = jax.eval_shape(lambda: None)
-    del state
-    apart = dataclasses.replace(plan.meshes, sampler=lay_out(plan.config, one_device()).sampler)
-    apart = dataclasses.replace(apart, execution=dataclasses.replace(apart.execution))
+def test_a_sampler_that_rounds_has_a_copy(plan: Plan):
     bf16 = dataclasses.replace(plan.meshes.execution, compute_dtype="bfloat16")
     rounded = dataclasses.replace(plan.meshes, execution=bf16)
+    assert plan.memory is not None
     found = memory.account(plan.config, plan.site, rounded, plan.programs)
-    assert "sampler's copy" in found.phases[0].parts
+    held = {program.name: program for program in plan.programs}
+    copy = held["decode"].arguments - held["allocate"].outputs
+    assert found.phases[0].parts["sampler's copy"] == copy > 0
+    assert found.phases[0].total == plan.memory.phases[0].total + copy
+
+
+def test_settings_of_the_optimiser_move_its_memory(plan: Plan):
+    assert plan.memory is not None
+    full = plan.memory.phases[0].parts["optimiser"]
     moments = change(plan.config, learner={"moments_dtype": "bfloat16"})
     halved = memory.account(moments, plan.site, plan.meshes, plan.programs)
-    assert halved.phases[0].parts["optimiser"] < 0.6 * found.phases[0].parts["optimiser"]
+    assert halved.phases[0].parts["optimiser"] == pytest.approx(full / 2, abs=64)
+    away = change(plan.config, learner={"optimizer_memory": "host", "kl_coef": 0.1})
+    found = memory.account(away, plan.site, plan.meshes, plan.programs)
+    assert "optimiser" not in found.phases[0].parts and found.host_bytes == full
+    assert found.phases[0].parts["reference"] == found.phases[0].parts["weights"]
+    assert found.phases[-1].parts["optimiser"] == full  # while it is used
 
 
 @pytest.mark.parametrize(
@@ -155,7 +165,7 @@ def test_the_command(
         ([str(MICRO)], "--topology"),
         (["--topology", "local"], "plan needs a config file first"),
         ([str(MICRO), "--topology", "v9:2x2"], "--topology 'v9:2x2' is unknown"),
-        ([str(MICRO), "--topology", "local", "--mesh.tenser", "2"], "mean --mesh.tensor"),
+        ([str(MICRO), "--topology", "local", "--mesh.tenser", "2"], "did you mean mesh.tensor?"),
         ([str(MICRO), "--topology", "local", "--utilisation", "2"], "at most 1"),
         ([str(MICRO), "--topology", "local", "--episode-tokens", "1"], "at least 16"),
         ([str(MICRO), "--topology", "local", "--mesh.tensor", "5"], "does not divide the 8"),

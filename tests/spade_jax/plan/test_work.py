@@ -121,13 +121,10 @@ def test_hosts_share_the_plays_but_a_step_of_decoding_stays_as_long():
 
 
 def test_the_longest_of_compute_memory_and_links_is_the_time():
-    counter = work._Counter(
-        config(),
-        site(1, 2),
-        Meshes(None, None, [], PLAIN),  # type: ignore[arg-type]
-        work.Model.of(DENSE, "float32"),
-        work.Assumed(64),
-    )
+    mesh = build_mesh(1, 1, 1, 1, devices=jax.devices()[:1])
+    model = work.Model.of(DENSE, "float32")
+    meshes = Meshes(mesh, mesh, [], PLAIN)
+    counter = work._Counter(config(), site(1, 2), meshes, model, work.Assumed(64))
     for cost, bound in (
         (work.Cost(4e6, 1e5, 1e4), "compute"),
         (work.Cost(1e6, 4e5, 1e4), "memory"),
