@@ -20,7 +20,7 @@ def config() -> Config:
     """Two cycles in three steps; the second designer group is trained when the run ends."""
     return Config(
         run=RunConfig(dir="runs/micro", steps=3, cycle_steps=2, init_from=str(ASSETS)),
-        engine=EngineConfig(slots=16, queue=16),
+        engine=EngineConfig(slots=16, queue=16, page_tokens=16),
         designer=DesignerConfig(designs=6, delay_steps=1),
         agent=AgentConfig(seeds=1, plays=3, max_turns=8),
         learner=LearnerConfig(lr=3e-5),

@@ -4,14 +4,15 @@ minutes.
 
 from pathlib import Path
 
-from spade_jax.config import Config, LearnerConfig, RunConfig
+from spade_jax.config import Config, EngineConfig, LearnerConfig, RunConfig
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets" / "tiny"
 
 
 def config() -> Config:
-    """Defaults of every section, with a learning rate for a small model."""
+    """Defaults of every section, with a learning rate for a small model and small pages."""
     return Config(
         run=RunConfig(dir="runs/tiny", init_from=str(ASSETS)),
+        engine=EngineConfig(page_tokens=16),
         learner=LearnerConfig(lr=3e-5),
     )

@@ -19,7 +19,9 @@ class EngineConfig(Section):
     slots: int = 32  # sequences that decode together
     queue: int = 32  # further sequences, prefilled ahead, that take slots as they become free
     context_tokens: int = 1024  # longest sequence
-    page_tokens: int = 16  # tokens of one page of the cache
+    # tokens of one page of the cache: with few, decoding reads many short runs of memory; with
+    # many, short sequences leave more of their last page empty
+    page_tokens: int = 64
     kv_tokens: int = 0  # tokens that the cache holds; 0: slots * context_tokens
     piece_tokens: int = 32  # a prompt is cut into pieces of this size
     prefill_tokens: int = 512  # tokens of the largest prefill call; 64, 128, ... are there as well

@@ -123,7 +123,6 @@ def games(policy: Policy) -> Config:
             slots=64,
             queue=64,
             context_tokens=CONTEXT,
-            page_tokens=64,
             kv_tokens=2**18,
             piece_tokens=128,
             prefill_tokens=4096,
