@@ -91,6 +91,8 @@ def plain(found: Plan) -> dict[str, Any]:
             "model_flops": step.model_flops,
             "trained_tokens": step.trained_tokens,
             "sampled_tokens": step.sampled_tokens,
+            "microbatches": step.microbatches,
+            "decode_rows": step.rows,
         },
         "assumed": dataclasses.asdict(found.assumed),
     }
