@@ -60,7 +60,7 @@ class Meshes:
     """How learner and sampler lie on the devices of a site."""
 
     learner: Mesh
-    sampler: Mesh  # of the first host
+    sampler: Mesh  # of one host, to compile for
     samplers: list[Mesh]  # of every host; none where there is one, whose mesh is the learner's
     execution: Execution
 
@@ -77,7 +77,8 @@ def lay_out(config: Config, site: Site) -> Meshes:
     if site.num_hosts == 1:
         return Meshes(learner, learner, [], execution)
     samplers = [_of_one_host(config, devices) for devices in site.hosts]
-    return Meshes(learner, samplers[0], samplers, execution)
+    sampler = _of_one_host(config, list(site.apart)) if site.apart else samplers[0]
+    return Meshes(learner, sampler, samplers, execution)
 
 
 def _of_one_host(config: Config, devices: list[Any]) -> Mesh:

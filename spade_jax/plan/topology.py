@@ -43,6 +43,7 @@ CHIPS = {
     "h100": Chip("NVIDIA H100", 989e12, 3350e9, 450e9, 81_559 * 2**20),
     "h200": Chip("NVIDIA H200", 989e12, 4800e9, 450e9, 143_771 * 2**20),
 }
+HOST_SHAPES = {"v4": "2x2x1", "v5e": "2x2", "v5p": "2x2x1", "v6e": "2x2"}  # of a slice of several
 KINDS = {  # what jax calls them
     "TPU v4": "v4",
     "TPU v5 lite": "v5e",
@@ -82,6 +83,9 @@ class Site:
     name: str
     chip: Chip
     devices: list[Any]
+    # one host as a topology of its own: the compilers of some TPUs take no part of a larger one;
+    # none where there is one host
+    apart: Sequence[Any] = ()
 
     @property
     def hosts(self) -> list[list[Any]]:
@@ -146,8 +150,12 @@ def find_site(name: str) -> Site:
         extra = "cuda"
     else:
         wanted, extra = {"platform": "tpu", "topology_name": name}, "tpu"
+    apart: list[Any] = []
     try:
         devices = list(topologies.get_topology_desc(**wanted).devices)
+        if extra == "tpu" and len({device.process_index for device in devices}) > 1:
+            wanted["topology_name"] = f"{family}:{HOST_SHAPES[family]}"
+            apart = list(topologies.get_topology_desc(**wanted).devices)
     except Exception as error:  # of the plugins, which agree on no type
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
@@ -158,7 +166,7 @@ def find_site(name: str) -> Site:
     if family.startswith("h"):
         share = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", GPU_SHARE))
         chip = dataclasses.replace(chip, memory=int(chip.memory * share))
-    return Site(name, chip, devices)
+    return Site(name, chip, devices, apart)
 
 
 def _gpus(family: str, count: int) -> dict[str, Any]:

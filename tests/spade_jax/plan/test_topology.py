@@ -50,10 +50,18 @@ def described(monkeypatch: pytest.MonkeyPatch, count: int) -> list[dict[str, Any
 def test_chips_of_a_slice_lie_on_hosts(monkeypatch: pytest.MonkeyPatch):
     asked = described(monkeypatch, 64)
     site = topology.find_site("v5p:4x4x4")
-    assert asked == [{"platform": "tpu", "topology_name": "v5p:4x4x4"}]
+    # One host for itself as well: the sampler is compiled for it.
+    assert [each["topology_name"] for each in asked] == ["v5p:4x4x4", "v5p:2x2x1"]
+    assert {each["platform"] for each in asked} == {"tpu"}
     assert (site.num_hosts, site.host_chips, len(site.devices)) == (16, 4, 64)
     assert site.hosts[1] == site.devices[4:8]
-    assert site.chip == topology.CHIPS["v5p"]
+    assert site.chip == topology.CHIPS["v5p"] and site.apart
+
+
+def test_a_slice_of_one_host_is_that_host(monkeypatch: pytest.MonkeyPatch):
+    asked = described(monkeypatch, 4)
+    assert not topology.find_site("v6e:2x2").apart
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize(
