@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from models.config import TransformerConfig
@@ -77,7 +78,10 @@ def build_mesh(
             f"-1, for example mesh.data={sizes['data'] * len(devices) // fixed}"
         )
     types = (AxisType.Auto,) * len(MESH_AXES)
-    return jax.make_mesh(tuple(sizes.values()), MESH_AXES, axis_types=types, devices=devices)
+    # Not `jax.make_mesh`, which splits a side of a slice over two axes on some TPUs alone.
+    shape = tuple(sizes.values())
+    chips = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    return Mesh(chips, MESH_AXES, axis_types=types)
 
 
 def host_meshes(config: TransformerConfig, mesh: Mesh) -> list[Mesh]:

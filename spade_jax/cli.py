@@ -1,5 +1,6 @@
 """`spade-jax train|warmstart CONFIG [--section.field value ...]`, and `spade-jax
-play|generate|convert|checkpoints|doctor` with options: the only module that reads the command line.
+play|plan|generate|convert|checkpoints|doctor` with options: the only module that reads the command
+line.
 
 Bad input of any kind ends in one line on stderr and exit code 2; bugs keep their traceback.
 """
@@ -22,6 +23,7 @@ import tyro
 
 from models.errors import ModelError
 from spade_jax.config import Config, RunConfig
+from spade_jax.details import CONVERT_DETAILS, GENERATE_DETAILS
 from spade_jax.errors import ConfigError, SpadeError
 from spade_jax.terminal import mute, visible
 
@@ -31,12 +33,14 @@ COMMANDS = {
     "warmstart": "teach a small policy both roles on the environment library",
     "play": "play an environment yourself, in the terminal",
     "generate": "talk with a policy, or complete a file of prompts",
+    "plan": "compile a run for devices that may not be here: does it fit, how long is a step",
     "convert": "bring a public checkpoint in (Hugging Face, GGUF), or weights out",
     "checkpoints": "list the checkpoints of a run and verify them",
     "doctor": "say what the sandbox can contain on this host, and prove it",
 }
 USAGE = (
     "usage: spade-jax train|warmstart CONFIG [--section.field value ...]\n"
+    "       spade-jax plan CONFIG --topology NAME [options] [--section.field value ...]\n"
     "       spade-jax play FILE|PACKAGE:ID [options]\n"
     "       spade-jax generate CHECKPOINT [--prompts FILE --out FILE] [options]\n"
     "       spade-jax convert SOURCE DESTINATION [--to hf] [options]\n"
@@ -45,41 +49,8 @@ USAGE = (
     "(spade-jax COMMAND --help lists every field or option)"
 )
 
-CONVERT_DETAILS = """\
-SOURCE is one of
-  a Hugging Face folder: config.json, *.safetensors (one file, or several and an index), tokenizer
-  a GGUF file, dequantised to float32 unless --dtype says otherwise
-  a run folder, of which the newest checkpoint is taken
-  with --to hf, a folder that this command made, or a run folder
-
-DESTINATION is a new folder. For training, name it as --run.init-from, and in the config file
-write model=models.config.read_config(DESTINATION).
-"""
 _TRAIN_FLAGS = ("--resume", "--resume-if-any", "--profile")
 _PROFILE_STEPS = 3
-GENERATE_DETAILS = """\
-CHECKPOINT is a folder that spade-jax convert made, or a run folder, of which the newest checkpoint
-is taken.
-
-Without --prompts, type one message a line; replies appear as they are sampled, control characters
-escaped. /new begins a new conversation; Ctrl-C ends a reply; /quit or Ctrl-D leaves.
-
---prompts FILE holds a JSON object a line, with one of
-  "text"      completed as it is, or with --chat answered as a user's message
-  "tokens"    token ids, completed as they are
-  "messages"  [{"role": "user", "content": ...}, ...] with assistant in turn; a system message may
-              come first; answered
-Before a text that is completed stands the token that begins every sequence of the model, if it has
-one. A control token that is spelt in a text is ordinary text.
-
---out FILE gets a line for each prompt, in their order: {"text", "tokens", "logprobs", "stop"}.
-"logprobs" are under the distribution sampled from; "stop" is stop_id (the end of a turn or text,
-which is the last token), stop_string (the last token completes it), max_tokens, context (full),
-cancelled (Ctrl-C; what there is) or error, with what it was under "error". A line depends on its
-prompt, its place in the file, --seed and the options, not on the other lines.
-
-Exit codes: 0 done, 1 a prompt ended in an error, 2 bad input, 130 interrupted.
-"""
 MESSAGE_LETTERS = 2000  # of an error, at most
 # A section that may be absent, such as model.rope_scaling, is what the preset says it is.
 _TYRO = (tyro.conf.AvoidSubcommands,)
@@ -126,12 +97,8 @@ def _run(arguments: list[str]) -> int:
         return _in_terminal(command, arguments)
     if arguments and arguments[0] in ("-h", "--help"):
         parse_overrides(Config(), ["--help"])
-    if not arguments or arguments[0].startswith("-"):
-        given = f"got {arguments[0]!r}" if arguments else "nothing was given"
-        raise ConfigError(f"{command} needs a config file first, such as configs/tiny.py; {given}")
-    preset = load_config(Path(arguments.pop(0)))
-    flags = {flag for flag in _TRAIN_FLAGS if command == "train" and flag in arguments}
-    config = parse_overrides(preset, [word for word in arguments if word not in flags])
+    flags = {flag for flag in _TRAIN_FLAGS if command == "train" and flag in arguments[1:]}
+    config = _read_config(command, [word for word in arguments if word not in flags])
     # Imported here so that help and bad options answer without loading jax.
     if command == "train":
         from spade_jax.train import train
@@ -145,6 +112,14 @@ def _run(arguments: list[str]) -> int:
 
         warmstart(config)
     return 0
+
+
+def _read_config(command: str, arguments: list[str]) -> Config:
+    """The config of a file, which comes first, with the options behind it."""
+    if not arguments or arguments[0].startswith("-"):
+        given = f"got {arguments[0]!r}" if arguments else "nothing was given"
+        raise ConfigError(f"{command} needs a config file first, such as configs/tiny.py; {given}")
+    return parse_overrides(load_config(Path(arguments[0])), arguments[1:])
 
 
 class _Parser(argparse.ArgumentParser):
@@ -231,6 +206,19 @@ def _doctor(arguments: list[str]) -> int:
     parser.add_argument("--json", action="store_true", help="print it all as JSON")
     options = parser.read(arguments)
     return doctor(folder=options.hostile, without=options.without, as_json=options.json)
+
+
+def _plan(arguments: list[str]) -> int:
+    from spade_jax.plan.options import DETAILS, add_options, prepare
+
+    parser = _Parser("plan", DETAILS)
+    add_options(parser)
+    options, rest = parser.parse_known_args(arguments)
+    config = _read_config("plan", rest)
+    prepare(options)
+    from spade_jax.plan.command import plan
+
+    return plan(config, **vars(options))
 
 
 def _convert(arguments: list[str]) -> int:
@@ -320,6 +308,7 @@ def _whole(least: int) -> Callable[[str], int]:
 
 _IN_TERMINAL = {
     "play": _play,
+    "plan": _plan,
     "generate": _generate,
     "convert": _convert,
     "checkpoints": _checkpoints,

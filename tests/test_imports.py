@@ -62,6 +62,7 @@ ALLOWED: dict[str, set[str]] = {
     "spade_jax.settings": GLOSSARY,
     "spade_jax.envs": GLOSSARY | {"spade_jax.envs"},
     "spade_jax.terminal": GLOSSARY | {"spade_jax.terminal"},
+    "spade_jax.details": set(),
     "spade_jax.play": TERMINAL | {"spade_jax.play"},
     "spade_jax.doctor": TERMINAL | {"spade_jax.doctor"},
     "spade_jax.rewards": GLOSSARY | {"spade_jax.rewards"},
@@ -83,7 +84,7 @@ ALLOWED: dict[str, set[str]] = {
     "spade_jax.train": COMMAND,
     "spade_jax.resuming": COMMAND,
     "spade_jax.warmstart": COMMAND,
-    "spade_jax.plan": COMMAND,
+    "spade_jax.plan": COMMAND | {"spade_jax.terminal"},
     "spade_jax.checkpoints": COMMAND,
     "spade_jax.convert": COMMAND | {"spade_jax.convert"},
     "spade_jax.generate": COMMAND
@@ -93,6 +94,7 @@ ALLOWED: dict[str, set[str]] = {
     | {
         "spade_jax.play",
         "spade_jax.convert",
+        "spade_jax.details",
         "spade_jax.doctor",
         "spade_jax.generate",
         "spade_jax.cli",

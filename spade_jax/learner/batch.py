@@ -145,7 +145,7 @@ def make_batch(
     places, sizes = arrange(pack(lengths, config.row_tokens), lengths, shards, config.device_rows)
     shape = (sum(sizes), config.row_tokens)
     routing = entries[0].trajectory.routing if learner.router_replay else None
-    flat = _empty(shape, None if routing is None else routing.shape[1:])
+    flat = empty(shape, None if routing is None else routing.shape[1:])
     weights = _weights(entries, role_weights, learner)
     for row_index, row in enumerate(places):
         start = 0
@@ -202,7 +202,7 @@ def _check(
             )
 
 
-def _empty(shape: tuple[int, int], routing: tuple[int, ...] | None) -> Rows:
+def empty(shape: tuple[int, int], routing: tuple[int, ...] | None) -> Rows:
     """Rows of padding."""
     experts = None
     if routing is not None:
@@ -226,7 +226,7 @@ def _empty(shape: tuple[int, int], routing: tuple[int, ...] | None) -> Rows:
 def _write(
     flat: Rows, at: tuple[int, slice], segment_id: int, entry: Entry, learner: LearnerConfig
 ) -> None:
-    """Write one trajectory into its place, in the host arrays that `_empty` made."""
+    """Write one trajectory into its place, in the host arrays that `empty` made."""
     trajectory, loss_mask = entry.trajectory, entry.loss_mask
     flat.tokens[at] = trajectory.tokens
     flat.positions[at] = np.arange(len(loss_mask))

@@ -8,7 +8,7 @@ included. Several steps on one rollout are in `update`.
 import functools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -249,6 +249,28 @@ class Learner:
             **moved,
         )
         return state, metrics
+
+    def programs(self, rows: Rows) -> dict[str, Callable[[], jax.stages.Lowered]]:
+        """Name every program of an update on microbatches like `rows`, of which shapes will do,
+        with what traces it for the devices of the mesh, which need not be here.
+        """
+        state, share = self._state_shapes(), jax.ShapeDtypeStruct((), jnp.float32)
+        trained, accumulate = self._trained(state), self._accumulate["policy"]
+        grads, sums = jax.eval_shape(self._make_zeros)
+        found = {
+            "zeros": self._zeros.lower,
+            "gradient": lambda: accumulate.lower(
+                grads, sums, state.params, state.adapters, rows, share
+            ),
+            "norm": lambda: self._norm.lower(grads),
+            "apply": lambda: self._apply.lower(trained, state.opt_state, grads),
+        }
+        if self._config.kl_coef or self._config.rollout_steps > 1:
+            plain = rows._replace(old_logprobs=None, reference_logprobs=None)
+            found["logprobs"] = lambda: self._logprobs.lower(state.params, plain)
+        if state.adapters is not None:
+            found["merge"] = lambda: self._merge.lower(state.params, state.adapters)
+        return found
 
     def _say_skipped(self, step: int, in_a_row: int, norm: float, sums: Sums) -> None:
         most = self._config.max_skipped

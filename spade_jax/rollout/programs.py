@@ -319,7 +319,7 @@ class Programs:
         """Compile what is not compiled yet, and say what memory each program takes."""
         missing = [program for program in self.names() if program not in self._compiled]
         # Tracing holds the interpreter's lock and compiling does not, so only that runs in threads.
-        lowered = [self._lower(program) for program in missing]
+        lowered = [self.lower(program) for program in missing]
         with concurrent.futures.ThreadPoolExecutor(max_workers=4) as pool:
             compiled = list(pool.map(lambda stage: stage.compile(), lowered))
         self._compiled.update(zip(missing, compiled, strict=True))
@@ -331,7 +331,7 @@ class Programs:
         if program not in self._compiled:
             self.num_late += 1
             logger.warning("%s was not compiled ahead: a defect", _label(program))
-            self._compiled[program] = self._lower(program).compile()
+            self._compiled[program] = self.lower(program).compile()
         return self._compiled[program](*inputs)
 
     def shapes(self, program: Program) -> Any:
@@ -369,7 +369,8 @@ class Programs:
             rule,
         )
 
-    def _lower(self, program: Program) -> jax.stages.Lowered:
+    def lower(self, program: Program) -> jax.stages.Lowered:
+        """Trace a program for the devices of the mesh, which need not be here."""
         config, (model, mesh, execution, form) = self._config, self._model
         whole = sharding.replicated(mesh)
         in_cache = kv.cache_sharding(mesh, execution)
