@@ -250,6 +250,22 @@ def fixed_pool(config: Config) -> Config:
     )
 
 
+def other_designer(config: Config) -> Config:
+    """Designs by another model, which does not learn, from the same documents and memory: asked
+    through an endpoint, and paid for by whoever has the key in OPENAI_API_KEY.
+    """
+    return change(
+        config,
+        designer={"source": "endpoint", "train": False},
+        endpoint={
+            "url": "https://api.openai.com/v1",
+            "model": "gpt-5.5",
+            "key_env": "OPENAI_API_KEY",
+            "sampling": False,  # it takes no temperature
+        },
+    )
+
+
 def rlve(config: Config) -> Config:
     """The agent alone, on 16 problems of RLVE a step with 16 plays of one instance each, at a
     difficulty that follows the policy.

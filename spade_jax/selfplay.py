@@ -124,8 +124,7 @@ def score(stage: Stage, episodes: Sequence[Episode], step: int, *, flush: bool) 
             if episode.environment_id in pending.tallies:
                 pending.tallies[episode.environment_id].add(episode, paired=pending.step == step)
     curriculum.observe(episodes, config.designer.designs)
-    if config.designer.source != "policy":
-        assert stage.supply is not None
+    if stage.supply is not None:
         stage.supply.observe(curriculum.environments, episodes)
     _remember(stage)
     due = [

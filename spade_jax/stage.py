@@ -7,6 +7,7 @@ from spade_jax.config import Config
 from spade_jax.curriculum import Curriculum
 from spade_jax.envs.pool import Pool
 from spade_jax.roles.corpus import Corpus
+from spade_jax.roles.endpoint import Endpoint
 from spade_jax.roles.supply import Supply
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.engine import Engine
@@ -24,7 +25,14 @@ class Stage:
     corpus: Corpus
     curriculum: Curriculum
     runner: asyncio.Runner
-    supply: Supply | None = None  # of programs that the designer does not write
+    supply: Supply | None = None  # of programs that nobody is asked to write
+    endpoint: Endpoint | None = None  # that is asked in the policy's place
+
+    async def close(self) -> None:
+        """Let go of worker processes and connections."""
+        await self.pool.close()
+        if self.endpoint is not None:
+            await self.endpoint.close()
 
 
 def instance_seeds(config: Config, environment_id: str, step: int) -> list[int]:

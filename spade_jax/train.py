@@ -40,6 +40,7 @@ from spade_jax.learner.update import make_batches, update
 from spade_jax.profiling import traced
 from spade_jax.roles.corpus import Corpus
 from spade_jax.roles.diversity import embedder
+from spade_jax.roles.endpoint import open_endpoint
 from spade_jax.roles.memory import Memory
 from spade_jax.roles.supply import open_supply
 from spade_jax.rollout.chat import Chat
@@ -73,6 +74,12 @@ FREE_FIELDS = (
     "learner.max_skipped",
     "learner.optimizer_memory",
     "learner.reference_memory",
+    "endpoint.url",
+    "endpoint.key_env",
+    "endpoint.timeout_s",
+    "endpoint.retries",
+    "endpoint.backoff_s",
+    "endpoint.concurrency",
     "envs.unsafe_sandbox",
     "corpus.cache_dir",
     "telemetry.live",
@@ -275,7 +282,7 @@ def start_run(config: Config, *, resume: bool | None) -> Iterator[Run]:
         home = folder.path if resume else Path(config.run.init_from)
         tokenizer = load_tokenizer(home)
         stage = make_stage(config, runner, mesh, execution, tokenizer)
-        stack.callback(lambda: runner.run(stage.pool.close()))
+        stack.callback(lambda: runner.run(stage.close()))
         learner = Learner(config.model, config.learner, mesh, execution=execution)
         checkpoints = stack.enter_context(
             Checkpoints(folder.checkpoints, config.run.keep_checkpoints, _binding(config))
@@ -343,6 +350,7 @@ def make_stage(
     embedder(config.diversity)  # refuses an encoder that is not there
     limits = Limits(**{f.name: getattr(config.envs, f.name) for f in dataclasses.fields(Limits)})
     supply = open_supply(config.designer, config.run.seed)
+    endpoint = open_endpoint(config.designer, config.endpoint)
     pool = Pool(limits, ["rlve"] if config.designer.source == "rlve" else [])
     runner.run(pool.start())
     logger.info("%s", pool.sandbox.line())
@@ -357,7 +365,7 @@ def make_stage(
         deterministic=config.run.deterministic,
     )
     curriculum = Curriculum(Memory(config.memory))
-    return Stage(config, engine, pool, chat, corpus, curriculum, runner, supply)
+    return Stage(config, engine, pool, chat, corpus, curriculum, runner, supply, endpoint)
 
 
 def _check_folder(folder: RunFolder, config: Config, *, resume: bool) -> None:

@@ -135,6 +135,18 @@ def differences(name: str, base: str) -> dict:
             G30,
             {"designer.train": False, "designer.policy": "initial"},
         ),
+        (
+            f"{G30}_endpoint",
+            G30,
+            {
+                "designer.train": False,
+                "designer.source": "endpoint",
+                "endpoint.url": "https://api.openai.com/v1",
+                "endpoint.model": "gpt-5.5",
+                "endpoint.key_env": "OPENAI_API_KEY",
+                "endpoint.sampling": False,
+            },
+        ),
         (f"{G30}_no_corpus", G30, {"designer.prompt": "multi_turn", "corpus.enabled": False}),
         (
             f"{G30}_two_skills",
