@@ -286,6 +286,13 @@ def rlve(config: Config) -> Config:
     )
 
 
+def rlve_by_potential(config: Config) -> Config:
+    """As `rlve`, but at one difficulty, with half of a step's problems those on which the policy's
+    returns move most.
+    """
+    return change(rlve(config), designer={"controller": "learning_potential"})
+
+
 def paper_exact(config: Config) -> Config:
     """The config with the reference's behaviour where ours differs and a setting can restore it.
 

@@ -110,7 +110,14 @@ class DesignerConfig(Section):
     # or none
     gates: Literal["all", "public", "none"] = "all"
     problems: tuple[str, ...] = ()  # source=rlve: their names; none: all problems of the package
-    # source=rlve: each problem is drawn at a difficulty between its bounds. Plays at the upper one
+    # source=rlve, how they follow the policy: each at its own difficulty, or all at one difficulty,
+    # half of a cycle those whose mean return moves most
+    controller: Literal["window", "learning_potential"] = "window"
+    problem_difficulty: int = 1  # learning_potential: of every problem, 0 to 20
+    # learning_potential: weights of the new mean return in the two averages that tell how it moves
+    potential_fast: float = 0.35
+    potential_slow: float = 0.15
+    # window: each problem is drawn at a difficulty between its bounds. Plays at the upper one
     # are counted up to window_plays, and if this share of them won, it rises by 1; the lower one
     # follows so that there are at most window_width
     window_win_frac: float = 0.9
@@ -184,6 +191,7 @@ class DesignerConfig(Section):
             ("folder", bool(self.folder), "folder"),
             ("gates", self.gates != "all", "folder"),
             ("problems", bool(self.problems), "rlve"),
+            ("controller", self.controller != "window", "rlve"),
         ):
             shown = getattr(self, name)
             expected = f"to be set with designer.source={source} alone"
@@ -205,6 +213,18 @@ class DesignerConfig(Section):
             "designer.window_win_frac",
             self.window_win_frac,
             "above 0, at most 1",
+        )
+        require(
+            0 < self.potential_slow < self.potential_fast <= 1,
+            "designer.potential_slow, designer.potential_fast",
+            (self.potential_slow, self.potential_fast),
+            "0 < potential_slow < potential_fast <= 1",
+        )
+        require(
+            0 <= self.problem_difficulty <= 20,
+            "designer.problem_difficulty",
+            self.problem_difficulty,
+            "0 to 20",
         )
         for name in ("window_plays", "window_width"):
             require(getattr(self, name) >= 1, f"designer.{name}", getattr(self, name), "at least 1")
