@@ -154,14 +154,16 @@ def _remember(stage: Stage) -> None:
                 or not item.verdict.admitted
             ):
                 continue
-            regret = scoring.measure_regret(stage.config.reward, tally)
+            # what is credited, as it is ranked by it: a few lucky plays are no lesson
+            reward = stage.config.reward
+            regret = scoring.credited_regret(reward, scoring.measure_regret(reward, tally))
             stage.curriculum.memory.add(
                 memory.Record(
                     item.source.environment_id,
                     item.skill,
                     memory.summary(item.source.program),
                     tally.win_rate,
-                    None if regret is None else regret.mean,
+                    regret,
                     pending.cycle,
                     item.source.program,
                 ),
