@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     130 interrupted."""
     arguments = tuple(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_StderrHandler()])
-    for noisy in ("absl", "jax", "orbax", "etils"):
+    for noisy in ("absl", "jax", "orbax", "etils", "httpx2", "httpcore2"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
         return _run(list(arguments))

@@ -12,6 +12,7 @@ wrong key, ends the run. Streaming and the interfaces of single vendors are not 
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -105,17 +106,18 @@ class Endpoint:
         data = json.dumps(body).encode()
         # A request keeps its place while it waits: a server with too much to do is asked less.
         async with self._places:
-            for attempt in range(self._config.retries + 1):
+            for attempt in itertools.count():
                 try:
                     return await self._ask(data)
                 except _Again as error:
-                    last, wait_s = error, max(error.wait_s, self._wait_s(attempt))
-                if attempt < self._config.retries:
-                    self._count(repeated=1)
-                    logger.info("endpoint: %s; asking again in %.0f s", last, wait_s)
-                    await asyncio.sleep(min(wait_s, MAX_WAIT_S))
-        self._count(unanswered=1)
-        raise Unanswered(f"{last}, {self._config.retries + 1} times")
+                    if attempt == self._config.retries:
+                        self._count(unanswered=1)
+                        raise Unanswered(f"{error}, {attempt + 1} times") from error
+                    wait_s = min(max(error.wait_s, self._wait_s(attempt)), MAX_WAIT_S)
+                    logger.info("endpoint: %s; asking again in %.0f s", error, wait_s)
+                self._count(repeated=1)
+                await asyncio.sleep(wait_s)
+        raise AssertionError("a count has no end")
 
     def _wait_s(self, attempt: int) -> float:
         """Twice as long each time, less a share by chance that keeps requests apart."""

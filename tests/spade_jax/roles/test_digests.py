@@ -1,6 +1,5 @@
 """What is read from a program's text, and how much of it at most."""
 
-import ast
 import random
 
 import pytest
