@@ -129,8 +129,10 @@ def config_of(row: Row, scratch: Path, compiled: Path, run_dir: Path) -> Config:
         hint=thinking
         | {"source": "designer" if row["source"] == "folder" else "policy", "max_tokens": 48},
         agent=thinking
-        | {"plays": 2, "max_turns": 3, "max_observation_tokens": 500, "max_tokens": 16},
+        | {"plays": 2, "max_observation_tokens": 500}
+        | ({"max_turns": 3, "max_tokens": 16} if small else {"max_turns": 8}),
         reward={"kind": row["reward"]},
+        learner={"zero_variance": "keep"},  # so that no luck is needed for an update on both roles
         corpus={"enabled": row["corpus"] == "on"},
         memory={"size": 200 if row["memory"] == "on" else 0},
         envs={"probe_seeds": 10},
@@ -208,11 +210,8 @@ def check_designs(seen: Seen) -> None:
 
 def check_training(seen: Seen) -> None:
     """Whose tokens are trained on."""
-    trained = seen.row["designer"] == "trained"
-    assert trained or not seen.has("loss/designer")
-    if trained and seen.has("batch/tokens_count"):
-        contrast = any(line.get("optim/designer_grad_norm", 0) > 0 for line in seen.lines)
-        assert contrast or not seen.has("loss/designer")
+    assert seen.has("loss/designer") == (seen.row["designer"] == "trained")
+    assert seen.has("loss/agent") == bool(seen.episodes)
 
 
 def check_reward(seen: Seen) -> None:
@@ -274,8 +273,6 @@ def table(scratch: Path, compiled: Path) -> None:
             check(one)
         seen.append(one)
     # what hangs on luck in a single row is there in some
-    assert any(one.has("loss/designer") for one in seen)
-    assert any(one.has("loss/agent") for one in seen)
     shown = (text for one in seen for text in one.designs())
     assert any("Memory: none" not in text for text in shown)
 
