@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = tuple(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_StderrHandler()])
-    for noisy in ("absl", "jax", "orbax", "etils"):
+    for noisy in ("absl", "jax", "orbax", "etils", "httpx2", "httpcore2"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     try:
         return _run(list(arguments))
@@ -414,6 +414,12 @@ def _blame(preset: Config, arguments: Sequence[str], message: str) -> str:
         owner, _, leaf = f"{section}.{item}".rpartition(".")
         holder = operator.attrgetter(owner)(preset)
         kind = get_type_hints(type(holder)).get(leaf, bool)
+        negated = leaf.startswith("no_") and not hasattr(holder, leaf)
+        if negated or (kind is bool and not words):  # a flag has no value that could be wrong
+            values.setdefault(owner, {})[
+                leaf.removeprefix("no_") if negated else leaf
+            ] = not negated
+            continue
         if len(words) > 1 and isinstance(kind, type):
             return f"unexpected argument {words[1]!r} after {name} {words[0]!r}"
         try:

@@ -24,8 +24,10 @@ from spade_jax.roles_config import (
     DesignerConfig,
     Difficulty,
     DiversityConfig,
+    EndpointConfig,
     HintConfig,
     MemoryConfig,
+    check_endpoint,
 )
 from spade_jax.settings import Section, check_fields, require
 
@@ -41,6 +43,7 @@ __all__ = [
     "DesignerConfig",
     "Difficulty",
     "DiversityConfig",
+    "EndpointConfig",
     "EngineConfig",
     "EnvsConfig",
     "HintConfig",
@@ -173,6 +176,7 @@ class Config:
     execution: Execution = field(default_factory=Execution)
     engine: EngineConfig = field(default_factory=EngineConfig)
     designer: DesignerConfig = field(default_factory=DesignerConfig)
+    endpoint: EndpointConfig = field(default_factory=EndpointConfig)
     hint: HintConfig = field(default_factory=HintConfig)
     agent: AgentConfig = field(default_factory=AgentConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -205,13 +209,15 @@ class Config:
             ("hint", self.hint),
             ("agent", self.agent),
         ):
-            if section.max_tokens >= self.engine.context_tokens:
+            elsewhere = name == "designer" and self.designer.source == "endpoint"
+            if section.max_tokens >= self.engine.context_tokens and not elsewhere:
                 raise ConfigError(
                     f"{name}.max_tokens={section.max_tokens} must be below "
                     f"engine.context_tokens={self.engine.context_tokens}; lower it or raise "
                     f"the context"
                 )
-        if self.designer.source == "policy" and self.designer.designs < self.active_skills:
+        check_endpoint(self.designer, self.endpoint)
+        if self.designer.writes and self.designer.designs < self.active_skills:
             raise ConfigError(
                 f"designer.designs={self.designer.designs} is less than the {self.active_skills} "
                 "skills of a cycle (designer.skills_per_cycle), and some would have none; set it "
@@ -223,7 +229,7 @@ class Config:
                 "designer.source='rlve' have none; set reward.kind to 'solve_rate'"
             )
         designer = self.designer
-        grounded = designer.source == "policy" and designer.prompt == "corpus"
+        grounded = designer.writes and designer.prompt == "corpus"
         if grounded and not self.corpus.enabled:
             raise ConfigError(
                 'designer.prompt="corpus" is about a document, but corpus.enabled=False gives it '

@@ -1,7 +1,7 @@
 """One cycle's designs: what each is asked for, and each attempt from its prompt to its verdict.
 
-Where the settings take programs from elsewhere (`designer.source`), a design is one of those,
-with no completion and nothing to train on.
+Where the settings take programs from elsewhere (`designer.source`), a design is one of those, or
+the answer of an endpoint to the same prompt, and there is nothing to train on.
 
 Attempts are made in rounds: all environments that are wanted are asked for at once, and in the next
 round those of which no design was admitted. So what is drawn depends on the run's seed and the
@@ -9,6 +9,7 @@ results, never on which reply came first. Judging programs is admission's work (
 `hinting`'s, and what a design is worth is `scoring`'s.
 """
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,18 +17,21 @@ from dataclasses import replace
 from spade_jax import hinting
 from spade_jax.config import Config
 from spade_jax.envs.admit import HINT_GATES, admit, admit_public
-from spade_jax.errors import ConfigError
+from spade_jax.errors import ConfigError, EndpointError
 from spade_jax.hinting import at_gate, joined, tried
-from spade_jax.roles import designer, judge, prompts, skills
+from spade_jax.roles import designer, endpoint, judge, prompts, skills
 from spade_jax.roles.corpus import cut_tokens, excerpt
 from spade_jax.roles.diversity import Likeness
+from spade_jax.roles.endpoint import Unanswered
 from spade_jax.roles.prompts.tools import DOMAINS, VARIANT_TEXT, VARIANTS
 from spade_jax.roles.supply import Supplied
 from spade_jax.roles_config import TOOL_PROMPTS, UNGROUNDED_PROMPTS, DesignPrompt
 from spade_jax.rollout.chat import Chat
-from spade_jax.rollout.keys import episode_key, named_rng
+from spade_jax.rollout.keys import episode_key, named_rng, named_seed
 from spade_jax.stage import Stage
 from spade_jax.types import Design, EnvironmentSource, Gate, Measures, Trajectory, Verdict
+
+logger = logging.getLogger(__name__)
 
 NUM_IDEAS: dict[DesignPrompt, int] = {
     "multi_turn": 3,
@@ -44,11 +48,13 @@ def cycle_designs(stage: Stage, cycle: int) -> list[Design]:
     slots: Sequence[int] = range(stage.config.designer.designs)
     known = {record.environment_id: record.program for record in stage.curriculum.memory.records}
     for attempt_index in range(stage.config.designer.attempts):
-        if stage.config.designer.source == "policy":
+        if stage.config.designer.writes:
             asked = requests(stage, cycle, slots, attempt_index)
             made = stage.share(
                 asked, lambda mine: stage.gather([attempt(stage, request) for request in mine])
             )
+            if stage.endpoint is not None:
+                _require_answers(stage.config, made)
             judged = [refuse_duplicates(stage, answers, known) for answers in made]
         else:
             judged = taken(stage, cycle, slots, attempt_index)
@@ -80,7 +86,8 @@ def requests(
         )
         material = replace(material, memory=tuple(records))
         document_id, material = _grounded(stage, material)
-        material = fitted(config, stage.chat, material)
+        if stage.endpoint is None:  # which has a context of its own
+            material = fitted(config, stage.chat, material)
         asked.append(designer.Request(design_id, cycle, document_id, material))
     return asked
 
@@ -215,17 +222,17 @@ def check(config: Config, chat: Chat) -> None:
 async def attempt(stage: Stage, request: designer.Request) -> list[Design]:
     """One attempt: the first answer, and one for each refusal that the designer may mend."""
     config = stage.config
-    talk = designer.Conversation(
-        stage.engine,
-        stage.chat,
-        config.designer,
-        config.engine.context_tokens,
-        prompts.designer(request.material, config.hint.max_words),
-        episode_key(config.run.seed, f"design/{request.design_id}"),
-    )
+    talk = _conversation(stage, request)
     designs: list[Design] = []
     for turn in range(config.designer.repair_turns + 1):
-        design = await _judged(stage, request, turn, await talk.answer())
+        try:
+            answer = await talk.answer()
+        except Unanswered as error:
+            logger.warning("design %s: the endpoint gave no answer: %s", request.design_id, error)
+            verdict = at_gate(Gate.INFRASTRUCTURE, f"the endpoint gave no answer: {error}")
+            designs.append(replace(_draft(request, turn, "", Trajectory.empty()), verdict=verdict))
+            break
+        design = await _judged(stage, request, turn, answer)
         designs.append(design)
         verdict = design.verdict
         others_fault = verdict.gate == Gate.INFRASTRUCTURE or (
@@ -239,6 +246,57 @@ async def attempt(stage: Stage, request: designer.Request) -> list[Design]:
     return designs
 
 
+def _conversation(
+    stage: Stage, request: designer.Request
+) -> designer.Conversation | endpoint.Conversation:
+    """The conversation with whoever writes the designs, before its first answer."""
+    config = stage.config
+    prompt = prompts.designer(request.material, config.hint.max_words)
+    name = f"design/{request.design_id}"
+    if stage.endpoint is not None:
+        seed = named_seed(config.run.seed, name)
+        return endpoint.Conversation(stage.endpoint, config.designer, prompt, seed)
+    return designer.Conversation(
+        stage.engine,
+        stage.chat,
+        config.designer,
+        config.engine.context_tokens,
+        prompt,
+        episode_key(config.run.seed, name),
+    )
+
+
+def _require_answers(config: Config, made: Sequence[Sequence[Design]]) -> None:
+    """Refuse to go on with an endpoint that answered nobody.
+
+    Raises:
+        EndpointError: says why it did not.
+    """
+    first = [answers[0] for answers in made]
+    if all(design.verdict.gate == Gate.INFRASTRUCTURE and not design.source for design in first):
+        raise EndpointError(
+            f"endpoint.url={config.endpoint.url!r} answered none of {len(first)} requests for "
+            f"designs; of the last: {first[-1].verdict.reason}; when it is back, go on with "
+            "--resume"
+        )
+
+
+def _draft(request: designer.Request, turn: int, text: str, trajectory: Trajectory) -> Design:
+    """An answer before anything is known of it but that it holds no program."""
+    return Design(
+        design_id=f"{request.design_id}_r{turn}" if turn else request.design_id,
+        cycle=request.cycle,
+        skill=request.material.skill,
+        difficulty=request.material.difficulty,
+        document_id=request.document_id,
+        completion=text,
+        trajectory=trajectory,
+        verdict=at_gate(Gate.FENCE, "no complete ```python block in the completion"),
+        source=None,
+        turn=turn,
+    )
+
+
 async def _judged(
     stage: Stage, request: designer.Request, turn: int, answer: designer.Answer
 ) -> Design:
@@ -246,19 +304,8 @@ async def _judged(
     it, write the hint, admit it, rewrite, refuse.
     """
     config, material = stage.config, request.material
-    design_id = f"{request.design_id}_r{turn}" if turn else request.design_id
-    draft = Design(
-        design_id=design_id,
-        cycle=request.cycle,
-        skill=material.skill,
-        difficulty=material.difficulty,
-        document_id=request.document_id,
-        completion=answer.text,
-        trajectory=answer.trajectory,
-        verdict=at_gate(Gate.FENCE, "no complete ```python block in the completion"),
-        source=None,
-        turn=turn,
-    )
+    draft = _draft(request, turn, answer.text, answer.trajectory)
+    design_id = draft.design_id
     if answer.program is None:
         return draft
     source = EnvironmentSource(

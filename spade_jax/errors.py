@@ -24,6 +24,10 @@ class CheckpointError(SpadeError):
     """A checkpoint or weights folder is missing, damaged, or of another run or model."""
 
 
+class EndpointError(SpadeError, RuntimeError):
+    """The endpoint that writes the designs answers no request."""
+
+
 class SandboxError(SpadeError, RuntimeError):
     """The environment pool itself cannot run (never: a generated program misbehaved)."""
 

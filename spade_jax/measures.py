@@ -4,6 +4,7 @@ no entry.
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Literal
 
 import numpy as np
@@ -26,7 +27,8 @@ def all_of(
 ) -> Metrics:
     """Everything self-play measured in a step; update and services report for themselves."""
     return {
-        **designs(attempts),
+        **designs(attempts, written=stage.config.designer.writes),
+        **endpoint(stage),
         **(variety(stage) if attempts else {}),
         **episodes(played),
         **scores(stage, scored),
@@ -35,18 +37,15 @@ def all_of(
     }
 
 
-def designs(attempts: Sequence[Design]) -> Metrics:
+def designs(attempts: Sequence[Design], *, written: bool = True) -> Metrics:
     """How many designs were written and admitted, the share that each gate refused, and what the
-    first answers are worth before any repair; counts of gates that refused none are left out.
+    first answers are worth before any repair, if they were `written`; counts of gates that refused
+    none are left out.
     """
     if not attempts:
         return {}
-    # what our own side broke off says nothing of the design, nor does what was not written here
-    judged = [
-        design
-        for design in attempts
-        if design.verdict.gate != Gate.INFRASTRUCTURE and design.trajectory.loss_mask.size
-    ]
+    # what our own side broke off says nothing of the design
+    judged = [d for d in attempts if written and d.verdict.gate != Gate.INFRASTRUCTURE]
     first = [design for design in judged if design.turn == 0]
     repairs = [design for design in judged if design.turn > 0]
     tokens = {"design": 0, "repair": 0, "hint": 0, "judge": 0}
@@ -85,6 +84,13 @@ def _novelty(
 ) -> list[float]:
     found = (design.verdict.measures.get(measure) for design in attempts)
     return [1 - similarity for similarity in found if similarity is not None]
+
+
+def endpoint(stage: Stage) -> Metrics:
+    """What the endpoint that writes the designs was asked; nothing without one."""
+    if stage.endpoint is None:
+        return {}
+    return {f"endpoint/{name}_count": n for name, n in asdict(stage.endpoint.stats()).items()}
 
 
 def variety(stage: Stage) -> Metrics:

@@ -249,6 +249,22 @@ def fixed_pool(config: Config) -> Config:
     )
 
 
+def other_designer(config: Config) -> Config:
+    """Designs by another model, which does not learn, from the same documents and memory: asked
+    through an endpoint, and paid for by whoever has the key in OPENAI_API_KEY.
+    """
+    return change(
+        config,
+        designer={"source": "endpoint", "train": False},
+        endpoint={
+            "url": "https://api.openai.com/v1",
+            "model": "gpt-5.5",
+            "key_env": "OPENAI_API_KEY",
+            "sampling": False,  # it takes no temperature
+        },
+    )
+
+
 def rlve(config: Config) -> Config:
     """The agent alone, on 16 problems of RLVE a step with 16 plays of one instance each, at a
     difficulty that follows the policy.
@@ -267,6 +283,13 @@ def rlve(config: Config) -> Config:
         agent={"temperature": 1.0, "seeds": 1, "plays": 16},
         learner={"kl_coef": 0.0},
     )
+
+
+def rlve_by_potential(config: Config) -> Config:
+    """As `rlve`, but at one difficulty, with half of a step's problems those on which the policy's
+    returns move most.
+    """
+    return change(rlve(config), designer={"controller": "learning_potential"})
 
 
 def paper_exact(config: Config) -> Config:

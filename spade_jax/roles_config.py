@@ -1,10 +1,14 @@
-"""The sections of the configuration on the two roles: `designer`, `hint` and `agent`, what the
-designer reads, `corpus` and `memory`, and how alike its programs may be, `diversity`.
+"""The sections of the configuration on the two roles: `designer`, `hint` and `agent`, who else may
+be the designer, `endpoint`, what it reads, `corpus` and `memory`, and how alike its programs may
+be, `diversity`.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
 
+from spade_jax.errors import ConfigError
 from spade_jax.settings import Section, require
 
 SKILLS = (
@@ -95,9 +99,9 @@ class DesignerConfig(Section):
     # who writes designs, hints and opinions: the policy as it is, or a frozen copy of the weights
     # the run started from, kept in learner.reference_memory; the sampler is loaded twice a cycle
     policy: Literal["current", "initial"] = "current"
-    # where programs come from: the designer, a folder of them, or the problems of the package rlve;
-    # each is drawn once before any is drawn again
-    source: Literal["policy", "folder", "rlve"] = "policy"
+    # where programs come from: the designer; a model of the section `endpoint`, asked in its place;
+    # a folder of them, or the problems of the package rlve, each drawn once before any comes again
+    source: Literal["policy", "endpoint", "folder", "rlve"] = "policy"
     # source=folder: .py files, such as the folder `environments` of a run, or a pool with a
     # manifest, as the SPADE project releases them
     folder: str = ""
@@ -106,7 +110,14 @@ class DesignerConfig(Section):
     # or none
     gates: Literal["all", "public", "none"] = "all"
     problems: tuple[str, ...] = ()  # source=rlve: their names; none: all problems of the package
-    # source=rlve: each problem is drawn at a difficulty between its bounds. Plays at the upper one
+    # source=rlve, how they follow the policy: each at its own difficulty, or all at one difficulty,
+    # half of a cycle those whose mean return moves most
+    controller: Literal["window", "learning_potential"] = "window"
+    problem_difficulty: int = 1  # learning_potential: of every problem, 0 to 20
+    # learning_potential: weights of the new mean return in the two averages that tell how it moves
+    potential_fast: float = 0.35
+    potential_slow: float = 0.15
+    # window: each problem is drawn at a difficulty between its bounds. Plays at the upper one
     # are counted up to window_plays, and if this share of them won, it rises by 1; the lower one
     # follows so that there are at most window_width
     window_win_frac: float = 0.9
@@ -159,10 +170,11 @@ class DesignerConfig(Section):
 
     def _require_source(self) -> None:
         """What is not written here, or not by the policy as it is, cannot be trained on."""
-        written = self.source == "policy"
+        own = self.source == "policy"
         expected = "off with designer.source other than policy: nothing of them was sampled here"
-        require(written or not self.train, "designer.train", self.train, expected)
-        require(written or not self.judge, "designer.judge", self.judge, expected)
+        require(own or not self.train, "designer.train", self.train, expected)
+        expected = f"off with designer.source={self.source}: nobody is asked to write"
+        require(self.writes or not self.judge, "designer.judge", self.judge, expected)
         require(
             self.policy == "current" or not self.train,
             "designer.train",
@@ -170,7 +182,7 @@ class DesignerConfig(Section):
             "off with designer.policy=initial: what others wrote does not teach the policy",
         )
         require(
-            self.policy == "current" or written,
+            self.policy == "current" or own,
             "designer.policy",
             self.policy,
             f"current with designer.source={self.source}",
@@ -179,6 +191,7 @@ class DesignerConfig(Section):
             ("folder", bool(self.folder), "folder"),
             ("gates", self.gates != "all", "folder"),
             ("problems", bool(self.problems), "rlve"),
+            ("controller", self.controller != "window", "rlve"),
         ):
             shown = getattr(self, name)
             expected = f"to be set with designer.source={source} alone"
@@ -201,8 +214,89 @@ class DesignerConfig(Section):
             self.window_win_frac,
             "above 0, at most 1",
         )
+        require(
+            0 < self.potential_slow < self.potential_fast <= 1,
+            "designer.potential_slow, designer.potential_fast",
+            (self.potential_slow, self.potential_fast),
+            "0 < potential_slow < potential_fast <= 1",
+        )
+        require(
+            0 <= self.problem_difficulty <= 20,
+            "designer.problem_difficulty",
+            self.problem_difficulty,
+            "0 to 20",
+        )
         for name in ("window_plays", "window_width"):
             require(getattr(self, name) >= 1, f"designer.{name}", getattr(self, name), "at least 1")
+
+    @property
+    def writes(self) -> bool:
+        """Whether programs are written in answer to a prompt."""
+        return self.source in ("policy", "endpoint")
+
+
+@dataclass(frozen=True)
+class EndpointConfig(Section):
+    """The server of designer.source=endpoint: it has an interface as OpenAI's chat completions."""
+
+    url: str = ""  # up to, and without, /chat/completions
+    model: str = ""  # its name there
+    # the environment variable that holds the key, which is read nowhere else and never written
+    # down; empty: the server asks for none
+    key_env: str = ""
+    timeout_s: float = 600.0  # of one request, from its first byte to the last of its reply
+    retries: int = 5  # times that a request is repeated after 429, 5xx or no sensible reply
+    backoff_s: float = 1.0  # before the first of them, doubled each time up to a minute
+    concurrency: int = 8  # requests at a time
+    # the field that bounds a reply by designer.max_tokens: the newer name, or that of older servers
+    length_name: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
+    # send the designer's temperature, top_p, top_k, min_p and seeds; off for models that take none
+    sampling: bool = True
+    reasoning_effort: str = ""  # sent as it is; empty: the server's own
+
+    def __post_init__(self) -> None:
+        if self.key_env and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.key_env):
+            raise ConfigError(  # its value is not shown: it may be the key itself
+                "endpoint.key_env is not the name of an environment variable in capitals, such as "
+                "OPENAI_API_KEY; export the key under such a name and give the name"
+            )
+        if self.url:
+            self._require_url()
+        require(self.timeout_s > 0, "endpoint.timeout_s", self.timeout_s, "more than 0")
+        require(self.backoff_s >= 0, "endpoint.backoff_s", self.backoff_s, "0 or more")
+        require(self.retries >= 0, "endpoint.retries", self.retries, "0 or more")
+        require(self.concurrency >= 1, "endpoint.concurrency", self.concurrency, "at least 1")
+
+    def _require_url(self) -> None:
+        expected = "an address such as https://api.openai.com/v1"
+        try:
+            parts = urlsplit(self.url)
+            whole = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError as error:
+            raise ConfigError(
+                f"endpoint.url cannot be read ({error}): expected {expected}"
+            ) from error
+        if "@" in parts.netloc or parts.query or parts.fragment:
+            raise ConfigError(  # not shown: there may be a password in it
+                f"endpoint.url holds a user, a query or a fragment; expected {expected}, and a key "
+                "through endpoint.key_env"
+            )
+        require(
+            whole and self.url.isascii() and " " not in self.url, "endpoint.url", self.url, expected
+        )
+
+
+def check_endpoint(designer: DesignerConfig, endpoint: EndpointConfig) -> None:
+    """Refuse an endpoint that is not whole, or one that nobody asks.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    asked = designer.source == "endpoint"
+    for name in ("url", "model"):
+        value = getattr(endpoint, name)
+        expected = "to be set with designer.source=endpoint" + ("" if asked else " alone")
+        require(bool(value) == asked, f"endpoint.{name}", value, expected)
 
 
 @dataclass(frozen=True)

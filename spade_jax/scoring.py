@@ -99,7 +99,7 @@ def assess(reward: RewardConfig, tally: PlayTally, tracker: Tracker | None) -> A
     mean_return = float(np.mean(returns)) if returns else None
     share = within_share((play.seed, play.win) for play in tally.scored)
     found = measure_regret(reward, tally)
-    paid = None if found is None else _credited(reward, found)
+    paid = credited_regret(reward, found)
     rate = mean_return if reward.anchor_on == "mean_return" else tally.win_rate
     anchor = (
         None if rate is None else plateau(rate, reward.band_low, reward.band_high, reward.band_ramp)
@@ -129,7 +129,10 @@ def measure_regret(reward: RewardConfig, tally: PlayTally) -> Regret | None:
     return regret(reward.regret_estimator, hinted, unhinted, everything)
 
 
-def _credited(reward: RewardConfig, found: Regret) -> float:
+def credited_regret(reward: RewardConfig, found: Regret | None) -> float | None:
+    """What is paid of a measured regret."""
+    if found is None:
+        return None
     return credited(
         found, reward.regret_caution, prior=reward.regret_prior, errors=reward.regret_errors
     )

@@ -138,8 +138,7 @@ def score(stage: Stage, episodes: Sequence[Episode], step: int, *, flush: bool) 
             if episode.environment_id in pending.tallies:
                 pending.tallies[episode.environment_id].add(episode, paired=pending.step == step)
     curriculum.observe(episodes, config.designer.designs)
-    if config.designer.source != "policy":
-        assert stage.supply is not None
+    if stage.supply is not None:
         stage.supply.observe(curriculum.environments, episodes)
     _remember(stage)
     due = [
@@ -169,14 +168,16 @@ def _remember(stage: Stage) -> None:
                 or not item.verdict.admitted
             ):
                 continue
-            regret = scoring.measure_regret(stage.config.reward, tally)
+            # what is credited, as it is ranked by it: a few lucky plays are no lesson
+            reward = stage.config.reward
+            regret = scoring.credited_regret(reward, scoring.measure_regret(reward, tally))
             stage.curriculum.memory.add(
                 memory.Record(
                     item.source.environment_id,
                     item.skill,
                     memory.summary(item.source.program),
                     tally.win_rate,
-                    None if regret is None else regret.mean,
+                    regret,
                     pending.cycle,
                     item.source.program,
                 ),

@@ -15,6 +15,7 @@ from spade_jax.envs.pool import Pool
 from spade_jax.envs.pool_stats import PoolStats
 from spade_jax.envs.tier import UNSAFE
 from spade_jax.roles.corpus import Corpus
+from spade_jax.roles.endpoint import Endpoint
 from spade_jax.roles.supply import Supply
 from spade_jax.rollout import stats
 from spade_jax.rollout.chat import Chat
@@ -38,7 +39,8 @@ class Stage:
     corpus: Corpus
     curriculum: Curriculum
     runner: asyncio.Runner
-    supply: Supply | None = None  # of programs that the designer does not write
+    supply: Supply | None = None  # of programs that nobody is asked to write
+    endpoint: Endpoint | None = None  # that is asked in the policy's place
     watch: Watch | None = None  # gives work up when the run is asked to stop
 
     def gather(self, coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
@@ -86,6 +88,12 @@ class Stage:
     def is_unsafe(self) -> bool:
         """Whether any process runs programs on a host that does not contain them."""
         return processes.agree(self.pool.sandbox.label == UNSAFE)
+
+    async def close(self) -> None:
+        """Let go of worker processes and connections."""
+        await self.pool.close()
+        if self.endpoint is not None:
+            await self.endpoint.close()
 
 
 def instance_seeds(config: Config, environment_id: str, step: int) -> list[int]:

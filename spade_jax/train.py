@@ -38,6 +38,7 @@ from spade_jax.learner.update import make_batches, update
 from spade_jax.profiling import traced
 from spade_jax.roles.corpus import Corpus
 from spade_jax.roles.diversity import embedder
+from spade_jax.roles.endpoint import open_endpoint
 from spade_jax.roles.memory import Memory
 from spade_jax.roles.supply import open_supply
 from spade_jax.rollout.chat import Chat
@@ -291,7 +292,7 @@ def start_run(config: Config, *, resume: bool | None) -> Iterator[Run]:
         sampler_mesh = host_meshes(config.model, mesh)[process]
         stage = make_stage(config, runner, sampler_mesh, execution, tokenizer)
         stage.watch = watch
-        stack.callback(lambda: runner.run(stage.pool.close()))
+        stack.callback(lambda: runner.run(stage.close()))
         processes.check_same("corpus", stage.corpus.state())  # of packages or a file on each host
         learner = Learner(config.model, config.learner, mesh, execution=execution)
         checkpoints = stack.enter_context(
@@ -375,6 +376,7 @@ def make_stage(
     embedder(config.diversity)  # refuses an encoder that is not there
     limits = Limits(**{f.name: getattr(config.envs, f.name) for f in dataclasses.fields(Limits)})
     supply = open_supply(config.designer, config.run.seed)
+    endpoint = open_endpoint(config.designer, config.endpoint)
     pool = Pool(limits, ["rlve"] if config.designer.source == "rlve" else [])
     runner.run(pool.start())
     logger.info("%s", pool.sandbox.line())
@@ -389,7 +391,7 @@ def make_stage(
         deterministic=config.run.deterministic,
     )
     curriculum = Curriculum(Memory(config.memory))
-    return Stage(config, engine, pool, chat, corpus, curriculum, runner, supply)
+    return Stage(config, engine, pool, chat, corpus, curriculum, runner, supply, endpoint)
 
 
 def _reference(config: Config, learner: Learner, mesh: Mesh) -> Params | None:

@@ -26,7 +26,12 @@ ALARMS = {"alarm", "setitimer", "SIGALRM"}
 RUNS_PROGRAMS = "spade_jax.envs.worker"
 KEEPS_STATES_APART = "spade_jax.envs.adapters.base"  # of the generators that packages share
 DRAWS_IN_ITS_OWN_STATE = "spade_jax.envs.adapters.rlve"
-MAY_WATCH_THE_CLOCK = ("spade_jax.envs", "spade_jax.rollout", "spade_jax.generate")
+MAY_WATCH_THE_CLOCK = (
+    "spade_jax.envs",
+    "spade_jax.rollout",
+    "spade_jax.generate",
+    "spade_jax.roles.endpoint",  # a server that may never answer; the policy's designs have none
+)
 COMPARES_WITHIN_A_PROCESS = "spade_jax.envs.pool"
 STEPS_ENVIRONMENTS = (
     "spade_jax.envs",

@@ -6,6 +6,8 @@ model text, to be placed like any other; the programs given here parse, as admit
 
 import ast
 import functools
+import io
+import tokenize
 import warnings
 from collections.abc import Iterator
 
@@ -50,6 +52,64 @@ def digest(program: str) -> str:
     kept = sorted(sentences, key=_num_words, reverse=True)[:MAX_TEXTS]
     lines += [f"says: {text[:MAX_TEXT_LETTERS]}" for text in sentences if text in kept]
     return "\n".join(lines)
+
+
+def code(program: str) -> str:
+    """The program without what says something to its reader and does nothing: comments, docstrings
+    and other strings that stand by themselves. All else stays letter for letter; a program that
+    does not parse stays whole.
+    """
+    text = program.replace("\r\n", "\n").replace("\r", "\n")  # as Python reads it
+    lines = text.split("\n")
+    try:
+        cuts = [*_comments(text), *_loose_strings(_parse(text), lines)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError):
+        return program
+    for (row, column), (last, end), needed in sorted(cuts, reverse=True):
+        before, after = lines[row][:column], lines[last][end:]
+        if not needed and not before.strip() and not after.strip():
+            lines[row : last + 1] = []
+        else:
+            comment = lines[row].startswith("#", column)
+            lines[row : last + 1] = [f"{before}{'' if comment else 'pass'}{after}".rstrip()]
+    return "\n".join(lines) if cuts else program
+
+
+_Place = tuple[int, int]  # line and letter, from 0
+
+
+def _comments(text: str) -> Iterator[tuple[_Place, _Place, bool]]:
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            row = token.start[0] - 1
+            yield (row, token.start[1]), (row, token.end[1]), False
+
+
+def _loose_strings(tree: ast.AST, lines: list[str]) -> Iterator[tuple[_Place, _Place, bool]]:
+    """Where they are, and whether something must stand in their place."""
+
+    def place(line: int, column: int) -> _Place:  # a column counts bytes
+        return line - 1, len(lines[line - 1].encode()[:column].decode())
+
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            statements = getattr(node, name, None)
+            if not isinstance(statements, list):  # that of an expression
+                continue
+            loose = [each for each in statements if _is_loose(each)]
+            for each in loose:
+                assert each.end_lineno is not None and each.end_col_offset is not None
+                start = place(each.lineno, each.col_offset)
+                end = place(each.end_lineno, each.end_col_offset)
+                yield start, end, len(loose) == len(statements) and not isinstance(node, ast.Module)
+
+
+def _is_loose(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str | bytes)
+    )
 
 
 def _parse(program: str) -> ast.Module:

@@ -1,8 +1,10 @@
 """Hints: written by the policy from the program, for all its instances or for one of them.
 Measured, not trained.
 
-A hint that was refused is written once more: in the same conversation, or, by the compact prompt,
-from its beginning. Refusing those that give the answer away is `envs.hint_gates`' work.
+Who writes it reads the program without its comments and docstrings (`digests.code`): what a
+designer wrote there would reach the player by way of the hint. A hint that was refused is written
+once more: in the same conversation, or, by the compact prompt, from its beginning. Refusing those
+that give the answer away is `envs.hint_gates`' work.
 """
 
 from collections.abc import Awaitable, Callable
@@ -13,7 +15,7 @@ import numpy as np
 
 from spade_jax.config import HintConfig
 from spade_jax.errors import SamplerError
-from spade_jax.roles import asking, parsing, prompts
+from spade_jax.roles import asking, digests, parsing, prompts
 from spade_jax.roles.designer import Sampler, opening
 from spade_jax.roles_config import COMPACT_PROMPTS, DesignPrompt
 from spade_jax.rollout.chat import Chat
@@ -48,7 +50,8 @@ async def write(
         judge: the gates of hints; None is a hint that could not be read.
     """
     chat = chat.with_thinking(config.thinking)
-    first = opening(chat, prompts.hint(kind, program, observation, config.max_words))
+    prompt = prompts.hint(kind, digests.code(program), observation, config.max_words)
+    first = opening(chat, prompt)
     tokens, text, sampled = first, None, 0
     verdict = _unwritten("no hint was asked for")
     for attempt in range(config.attempts):

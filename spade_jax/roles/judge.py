@@ -1,15 +1,16 @@
 """The policy reads a program and says whether its goals can be reached. An option: the tests of
 admission have already replayed the program's own solution.
 
-It fails closed: no verdict, an unclear one, or no room to give one refuses the program, where the
-reference accepts on any error. Its completions are measured, not trained.
+It reads neither comments nor docstrings, in which a designer could speak to it. It fails closed: no
+verdict, an unclear one, or no room to give one refuses the program, where the reference accepts on
+any error. Its completions are measured, not trained.
 """
 
 import jax
 
 from spade_jax.config import DesignerConfig
 from spade_jax.errors import SamplerError
-from spade_jax.roles import parsing, prompts
+from spade_jax.roles import digests, parsing, prompts
 from spade_jax.roles.designer import Sampler, opening
 from spade_jax.rollout.chat import Chat
 from spade_jax.types import Gate, GateResult, SamplingParams, Stop, Verdict
@@ -23,7 +24,7 @@ async def judge(
     """The verdict of the gate `judge`, and how many tokens were sampled for it."""
     chat = chat.with_thinking(config.thinking)
     params = SamplingParams(config.judge_temperature, config.judge_max_tokens, chat.stop_ids)
-    prompt = opening(chat, prompts.judge(config.prompt, program))
+    prompt = opening(chat, prompts.judge(config.prompt, digests.code(program)))
     try:
         completion = await engine.generate(prompt, params, key)
     except SamplerError as error:

@@ -26,7 +26,9 @@ MAX_WORD_LETTERS = 24  # a longer name or word is cut: the program is model text
 
 @dataclass(frozen=True)
 class Record:
-    """One earlier environment. `regret` is None when no pair of plays was left to measure it."""
+    """One earlier environment. `regret` is what is credited of it (`rewards.caution`), None when no
+    pair of plays was left to measure it.
+    """
 
     environment_id: str
     skill: str

@@ -1,15 +1,20 @@
-"""Programs that no designer of this run writes: those of a folder, and the problems of RLVE at a
-difficulty that follows the policy.
+"""Programs that no designer of this run writes: those of a folder, and the problems of RLVE, which
+follow the policy by one of two controllers.
 
     folder  a pool as the SPADE project releases them, or any folder of .py files
-    rlve    the package's problems by name, each with a window of difficulties (`raised`)
+    rlve    the package's problems by name
+            window              each with a window of difficulties (`raised`)
+            learning_potential  all of one difficulty, half of them those whose mean return moves
+                                most: by |fast - slow| of two moving averages (`Potentials`)
 
-Both are drawn in shuffled orders from the run's seed, each once before any is drawn again, as in
-the paper's controls (specification of the reference: the fixed pool, and fixed environments). Where
-an order stands goes into the checkpoint. Programs are texts here; nothing of them is run.
+What no potential chooses is drawn in shuffled orders from the run's seed, each once before any is
+drawn again, as in the paper's controls (specification of the reference: the fixed pool, and fixed
+environments with its two controllers). Where an order stands goes into the checkpoint. Programs are
+texts here; nothing of them is run.
 """
 
 import logging
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +26,7 @@ from spade_jax.envs import adapters
 from spade_jax.envs.spade_pools import Entry, read_folder
 from spade_jax.envs.spade_texts import is_adopted
 from spade_jax.errors import CheckpointError, ConfigError, SpadeError
+from spade_jax.rewards.learning_potential import Tracker, update
 from spade_jax.rollout.keys import named_rng
 from spade_jax.types import Arm, Environment, EnvironmentSource, Episode
 
@@ -47,19 +53,24 @@ class Order:
         self._names, self._seed = sorted(names), seed
         self._rounds, self._left = 0, list[str]()
 
-    def draw(self, count: int) -> list[str]:
-        """The next names, all different as long as there are so many."""
-        drawn, self._left = self._left[:count], self._left[count:]
-        while len(drawn) < count:
-            order = named_rng(self._seed, "supply", self._rounds).sample(
+    def draw(self, count: int, without: Iterable[str] = ()) -> list[str]:
+        """The next names, all different as long as there are so many; those of `without`, which
+        are not all names, keep their places.
+        """
+        drawn, passed = list[str](), frozenset(without)
+        while True:
+            ready = [name for name in self._left if name not in passed][: count - len(drawn)]
+            for name in ready:
+                self._left.remove(name)
+            drawn += ready
+            if len(drawn) == count:
+                return drawn
+            self._left = named_rng(self._seed, "supply", self._rounds).sample(
                 self._names, len(self._names)
             )
             self._rounds += 1
             # those that this draw has already come last: none is in a draw twice
-            order.sort(key=drawn.__contains__)
-            missing = count - len(drawn)
-            drawn, self._left = drawn + order[:missing], order[missing:]
-        return drawn
+            self._left.sort(key=drawn.__contains__)
 
     def state(self) -> dict[str, Any]:
         """JSON-able copy."""
@@ -175,12 +186,49 @@ def raised(
     return Window(max(window.low, high - width + 1), high)
 
 
+class Potentials:
+    """Which names teach most, by how much their mean returns move.
+
+        fast <- (1 - fast_rate) fast + fast_rate r      likewise slow; the first r sets both
+        potential = |fast - slow|,   r the mean return of the unhinted plays of a step
+
+    Source: the reference's controller by learning potential (0.35 and 0.15), which takes the half
+    with the greatest potentials and the rest by chance. It moves the averages once for each play;
+    here once for each step, so that the order of plays does not count.
+    """
+
+    def __init__(self, fast_rate: float, slow_rate: float) -> None:
+        self._rates = {"fast_rate": fast_rate, "slow_rate": slow_rate}
+        self._trackers: dict[str, Tracker] = {}
+
+    def observe(self, name: str, returns: Sequence[float]) -> None:
+        """Take in the returns of one step's plays."""
+        if returns:
+            mean = math.fsum(returns) / len(returns)
+            self._trackers[name] = update(self._trackers.get(name), mean, **self._rates)
+
+    def greatest(self, count: int) -> list[str]:
+        """At most so many names, greatest potential first; none of those that do not move."""
+        found = {name: abs(each.fast - each.slow) for name, each in self._trackers.items()}
+        moving = sorted((-potential, name) for name, potential in found.items() if potential > 0)
+        return [name for _, name in moving[:count]]
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able copy."""
+        return {name: asdict(tracker) for name, tracker in sorted(self._trackers.items())}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take `state()` back."""
+        self._trackers = {name: Tracker(**tracker) for name, tracker in state.items()}
+
+
 class Problems:
     """The problems of RLVE."""
 
     def __init__(self, config: DesignerConfig, seed: int, names: Iterable[str]) -> None:
         self._config, self._seed = config, seed
         self._windows = {name: Window() for name in sorted(names)}
+        self._potentials = Potentials(config.potential_fast, config.potential_slow)
         self._order = Order(self._windows, seed)
 
     @classmethod
@@ -211,36 +259,46 @@ class Problems:
         return cls(config, seed, names)
 
     def draw(self, cycle: int, count: int) -> list[Supplied]:
-        """The next problems, each at a difficulty of its window."""
+        """The next problems: each at a difficulty of its window, or by their potentials."""
+        chosen = list[str]()
+        if self._config.controller == "learning_potential":
+            chosen = self._potentials.greatest(count // 2)
+        names = chosen + self._order.draw(count - len(chosen), without=chosen)
         return [
-            self._supplied(name, named_rng(self._seed, "difficulty", cycle, name))
-            for name in self._order.draw(count)
+            self._supplied(name, named_rng(self._seed, "difficulty", cycle, name)) for name in names
         ]
 
     def _supplied(self, name: str, rng: random.Random) -> Supplied:
-        window = self._windows[name]
-        difficulty = rng.randint(window.low, window.high)
+        window, difficulty = self._windows[name], self._config.problem_difficulty
+        if self._config.controller == "window":
+            difficulty = rng.randint(window.low, window.high)
         text = adapters.program("rlve", name, difficulty=difficulty)
         return Supplied(EnvironmentSource(text, name, str(difficulty), ""))
 
     def observe(self, environments: Sequence[Environment], episodes: Sequence[Episode]) -> None:
-        """Move each window by the unhinted plays at its upper bound; a win is a binary one."""
+        """Move what the controller goes by: each window by the unhinted plays at its upper bound, a
+        win being a binary one, or the potentials by the returns.
+        """
         config = self._config
         for environment in environments:
             name = environment.source.skill
             window = self._windows[name]
-            if int(environment.source.difficulty) != window.high:
-                continue
-            wins = [
-                episode.win
+            plays = [
+                episode
                 for episode in episodes
                 if episode.environment_id == environment.environment_id
                 and episode.arm is Arm.UNHINTED
                 and not episode.outcome.void
             ]
+            if config.controller == "learning_potential":
+                returns = (episode.episode_return for episode in plays)
+                self._potentials.observe(name, [each for each in returns if each is not None])
+                continue
+            if int(environment.source.difficulty) != window.high:
+                continue
             self._windows[name] = raised(
                 window,
-                wins,
+                [episode.win for episode in plays],
                 win_frac=config.window_win_frac,
                 enough=config.window_plays,
                 width=config.window_width,
@@ -249,13 +307,15 @@ class Problems:
     def state(self) -> dict[str, Any]:
         """JSON-able copy."""
         windows = {name: asdict(window) for name, window in self._windows.items()}
-        return {"order": self._order.state(), "windows": windows}
+        potentials = self._potentials.state()
+        return {"order": self._order.state(), "windows": windows, "potentials": potentials}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take `state()` back."""
         self._order.restore(state["order"])
         found = {name: Window(**window) for name, window in state["windows"].items()}
         self._windows = {name: found[name] for name in self._windows}
+        self._potentials.restore(state["potentials"])
 
 
 Supply = Folder | Problems

@@ -66,6 +66,23 @@ def test_every_preset_builds():
         (["train", TINY, "--run.keep-every-steps", "-1"], ["run.keep_every_steps=-1"]),
         (["checkpoints"], ["RUN", "--help"]),
         (["checkpoints", "absent"], ["absent is not the folder of a run"]),
+        # flags without a value stand between an option and its blame
+        (
+            ["train", TINY, "--telemetry.no-live", "--agent.plays", "0", "--designer.judge"],
+            ["agent.plays=0", "at least 2"],
+        ),
+        (
+            ["train", TINY, "--designer.source", "endpoint", "--designer.no-train"],
+            ["endpoint.url=''", "designer.source=endpoint"],
+        ),
+        (["train", TINY, "--designer.source", "endpoint"], ["designer.train=True"]),
+        (
+            ["train", TINY, "--designer.source", "folder", "--designer.folder", "/nowhere"],
+            ["designer.folder='/nowhere' cannot be read"],
+        ),
+        (["train", TINY, "--designer.skills", "Cooking"], ["designer.skills", "'Cooking'"]),
+        (["train", TINY, "--designer.delay-steps", "99"], ["designer.delay_steps=99", "run.steps"]),
+        (["train", TINY, "--engine.context-tokens", "700"], ["prompt takes 152 tokens"]),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, parts, capsys, tmp_path):

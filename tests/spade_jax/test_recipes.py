@@ -135,6 +135,18 @@ def differences(name: str, base: str) -> dict:
             G30,
             {"designer.train": False, "designer.policy": "initial"},
         ),
+        (
+            f"{G30}_endpoint",
+            G30,
+            {
+                "designer.train": False,
+                "designer.source": "endpoint",
+                "endpoint.url": "https://api.openai.com/v1",
+                "endpoint.model": "gpt-5.5",
+                "endpoint.key_env": "OPENAI_API_KEY",
+                "endpoint.sampling": False,
+            },
+        ),
         (f"{G30}_no_corpus", G30, {"designer.prompt": "multi_turn", "corpus.enabled": False}),
         (
             f"{G30}_two_skills",
@@ -147,6 +159,11 @@ def differences(name: str, base: str) -> dict:
         (f"{G30}_learning_potential", G30, {"reward.kind": "learning_potential"}),
         (f"{G30}_solve_rate", G30, {"reward.kind": "solve_rate"}),
         ("qwen3_8b_games_regret", "qwen3_8b_games", {"reward.kind": "regret"}),
+        (
+            "qwen3_4b_rlve_potential",
+            "qwen3_4b_rlve",
+            {"designer.controller": "learning_potential"},
+        ),
         (
             "qwen3_4b_games_later",
             "qwen3_4b_games",
@@ -306,6 +323,9 @@ def test_without_designer_training_only_the_agent_has_groups():
         ),
         ({"source": "rlve", "train": False}, "reward.kind='blend' needs hints"),
         ({"window_win_frac": 0.0}, "designer.window_win_frac"),
+        ({"controller": "learning_potential"}, "designer.controller"),
+        ({"potential_slow": 0.4}, "designer.potential_slow"),
+        ({"problem_difficulty": 21}, "designer.problem_difficulty"),
         ({"window_plays": 0}, "designer.window_plays"),
         ({"designs": 2}, "designer.designs=2 is less than the 3 skills"),
     ],

@@ -113,6 +113,20 @@ def test_designer_rewards_are_the_published_blend():
     assert [(r.win_rate, r.regret) for r in records] == [(0.5, 0.5), (0.25, 0.0)]
 
 
+def test_memory_ranks_by_what_is_credited_of_a_regret():
+    stage = stage_with([design(0), design(1)], regret_caution="shrunk")
+    wins = [1.0] * 4 + [0.0] * 12
+    episodes = plays(0, [1.0, 0.0], [1.0, 1.0]) + plays(1, wins, [1.0] * 8 + [0.0] * 8)
+    scored = selfplay.score(stage, episodes, 0, flush=False)
+    assert [regret.mean for regret in scored.regrets] == [0.5, 0.25]  # of 2 pairs, and of 16
+    # e^2 = (2 * 1 * 0.25 + 0.5) / 4 = 0.25 and, with standard error^2 0.2 / 16,
+    # (16 * 15 * 0.0125 + 0.5) / 256 = 0.013672; paid is r 0.08^2 / (0.08^2 + e^2)
+    lucky, sound = (record.regret for record in stage.curriculum.memory.records)
+    assert lucky == pytest.approx(0.5 * 0.0064 / 0.2564)
+    assert sound == pytest.approx(0.25 * 0.0064 / 0.020072, rel=1e-4)
+    assert sound > lucky
+
+
 def test_what_was_not_measured_has_no_reward():
     broken = design(2, Verdict(False, "infrastructure", "our fault"))
     stage = stage_with([design(0), design(1), broken])

@@ -11,7 +11,15 @@ from spade_jax.config import DesignerConfig
 from spade_jax.envs.adapters import Listed
 from spade_jax.envs.library import FAMILIES
 from spade_jax.errors import CheckpointError, ConfigError
-from spade_jax.roles.supply import MAX_DIFFICULTY, Folder, Order, Problems, Window, raised
+from spade_jax.roles.supply import (
+    MAX_DIFFICULTY,
+    Folder,
+    Order,
+    Potentials,
+    Problems,
+    Window,
+    raised,
+)
 from spade_jax.types import Arm, Environment, Outcome, Verdict
 
 TERMS = ("amber", "basalt", "cobalt", "dolmen")
@@ -153,6 +161,67 @@ def test_problems_follow_the_plays_at_their_upper_bound():
     other = problems("A", "B")
     other.restore(json.loads(json.dumps(supply.state())))
     assert [other.draw(i, 2) for i in range(3)] == [supply.draw(i, 2) for i in range(3)]
+
+
+def test_names_that_are_passed_over_keep_their_places():
+    order = Order("ABCD", seed=0)
+    order.draw(1)
+    left = order.state()["left"]
+    assert order.draw(1, without=left[:1]) == left[1:2]
+    assert order.draw(2) == [left[0], left[2]]
+    assert order.draw(3, without="A") and "A" in order.state()["left"]
+
+
+def test_potentials_by_hand():
+    potentials = Potentials(0.35, 0.15)
+    for name, steps in {"A": ([0.0], [1.0, 0.0]), "B": ([0.5], [0.5]), "C": ([1.0],)}.items():
+        for returns in steps:
+            potentials.observe(name, returns)
+    # the first mean sets both. A: fast .65 * 0 + .35 * .5 = .175, slow .85 * 0 + .15 * .5 = .075
+    state = potentials.state()
+    assert state["A"] == pytest.approx({"fast": 0.175, "slow": 0.075})
+    assert state["B"] == state["B"] | {"fast": 0.5, "slow": 0.5}
+    assert potentials.greatest(3) == ["A"]  # B and C have not moved
+    potentials.observe("B", [])  # no play carried a return
+    potentials.observe("C", [0.0])
+    # C: fast .65 * 1 = .65, slow .85 * 1 = .85: a loss is a move as well, and the greater one
+    assert potentials.state()["C"] == pytest.approx({"fast": 0.65, "slow": 0.85})
+    assert potentials.greatest(3) == ["C", "A"]
+    assert potentials.greatest(1) == ["C"]
+    # A again: fast .65 * .175 + .35 = .46375, slow .85 * .075 + .15 = .21375
+    potentials.observe("A", [1.0])
+    assert potentials.state()["A"] == pytest.approx({"fast": 0.46375, "slow": 0.21375})
+    assert potentials.greatest(1) == ["A"]
+
+
+def test_half_of_the_problems_are_those_whose_returns_move():
+    settings = {"controller": "learning_potential", "designs": 4, "problem_difficulty": 3}
+    names = "ABCDEFGH"
+    listed = [Listed(name, f"rlve/{name}", "") for name in names]
+    config = DesignerConfig(source="rlve", train=False, **settings)
+    supply = Problems.load(config, 0, lambda package: listed)
+    first = supply.draw(0, 4)
+    assert {each.source.difficulty for each in first} == {"3"}
+    for step in range(2):  # two of them move, one more than the other; one only from loss to loss
+        for each, change in zip(first, (0.0, 0.25, 1.0, 0.0), strict=True):
+            environment = Environment(each.source, "", 0, each.source.skill, Verdict(True))
+            moved = make_episode(
+                environment_id=environment.environment_id, episode_return=step * change
+            )
+            hinted = make_episode(
+                environment_id=environment.environment_id, arm=Arm.HINTED, episode_return=1.0
+            )
+            supply.observe([environment], [moved, hinted])
+    drawn = [[each.source.skill for each in supply.draw(cycle, 4)] for cycle in (1, 2, 3)]
+    skills = [each.source.skill for each in first]
+    for row in drawn:
+        assert row[:2] == [skills[2], skills[1]]
+        assert len(set(row)) == 4
+    # the rest by the order, in which each of the other four comes before the first ones again
+    assert {name for row in drawn[:2] for name in row[2:]} == set(names) - set(skills)
+    other = Problems.load(config, 0, lambda package: listed)
+    other.restore(json.loads(json.dumps(supply.state())))
+    assert [other.draw(i, 4) for i in range(4, 8)] == [supply.draw(i, 4) for i in range(4, 8)]
 
 
 def test_without_names_all_problems_of_the_package_are_drawn():

@@ -6,6 +6,7 @@ plays everything; here is what a new version of a package would break.
 
 import asyncio
 import importlib.util
+import re
 from collections.abc import Coroutine
 from typing import Any
 
@@ -86,6 +87,20 @@ def test_hard_settings_reach_the_dataset():
         instance = await opened(pool, "reasoning_gym", "chain_sum", **hard)
         numbers = [part for part in instance.observation.split() if part.isdigit()]
         assert [len(number) for number in numbers] == [6] * 8
+
+    played("reasoning_gym", play)
+
+
+@installed("reasoning_gym")
+def test_no_question_asks_for_a_form_beside_the_box():
+    """Questions say what an answer looks like; the agent's prompt alone says where it is put."""
+
+    async def play(pool: Pool) -> None:
+        for listed in adapters.catalogue("reasoning_gym"):
+            if listed.id != "composite":  # a mixture of the others, by settings
+                instance = await opened(pool, "reasoning_gym", listed.id)
+                assert not re.search(r"</?answer|\\box", instance.observation.lower()), listed.id
+                await instance.close()
 
     played("reasoning_gym", play)
 
