@@ -77,7 +77,10 @@ def test_every_preset_builds():
         ),
         (["train", TINY, "--designer.source", "endpoint"], ["designer.train=True"]),
         (
-            ["train", TINY, "--designer.source", "folder", "--designer.folder", "/nowhere"],
+            [
+                *("train", TINY, "--designer.source", "folder", "--designer.folder", "/nowhere"),
+                *("--designer.no-train", "--reward.kind", "solve_rate"),
+            ],
             ["designer.folder='/nowhere' cannot be read"],
         ),
         (["train", TINY, "--designer.skills", "Cooking"], ["designer.skills", "'Cooking'"]),
