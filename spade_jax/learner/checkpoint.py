@@ -266,7 +266,7 @@ class Checkpoints:
         """What became of a save; on a full disk what it has written is in the way of all else."""
         if jax.process_index() == 0:
             with contextlib.suppress(Exception):  # it does not count, and the next save removes it
-                manifest.remove(self._folder / str(step))
+                self._clear_away(self._folder / str(step))
         full = os.strerror(errno.ENOSPC) in str(error)  # somewhere in Orbax's pages
         reason = os.strerror(errno.ENOSPC) if full else _first_line(error)
         writable = "see that this machine may write to the bucket"
@@ -275,6 +275,14 @@ class Checkpoints:
             f"cannot write checkpoint {step} in {self._folder}: {reason}; "
             f"{remedy}, then go on with --resume"
         )
+
+    def _clear_away(self, folder: manifest.Folder) -> None:
+        """Remove a failed save, into which Orbax's threads may still write for a moment."""
+        for _ in range(20):
+            manifest.remove(folder)
+            time.sleep(0.1)
+            if not folder.exists():
+                return
 
     def _where(self, step: int) -> str:
         return f"checkpoint {self._folder / str(step)}"
