@@ -141,10 +141,10 @@ def refusal(config: Config, site: Site, found: Sequence[Compiled], memory: Memor
     """Why the plan is refused, and which setting to change; empty if it fits."""
     for program in found:
         if program.too_large:
-            knob = _knob(config, site, "sampling" if program.part == "sampler" else "gradient", 0)
+            phase = Phase("sampling" if program.part == "sampler" else "gradient", {})
             return (
                 f"the program {program.name} does not compile for {site.chip.name}: "
-                f"{program.too_large}; {knob}"
+                f"{program.too_large}; {_knob(config, site, phase, 0)}"
             )
     if memory is None:
         return ""
@@ -155,32 +155,33 @@ def refusal(config: Config, site: Site, found: Sequence[Compiled], memory: Memor
     return (
         f"{worst.name} takes {worst.total / GIB:.1f} GiB of a chip, and {SPARE:.0%} less than its "
         f"{limit / GIB:.1f} GiB are {most / GIB:.1f}; "
-        f"{_knob(config, site, worst.name, worst.total - most, worst.parts.get('KV pages', 0))}"
+        f"{_knob(config, site, worst, worst.total - most)}"
     )
 
 
-def _knob(config: Config, site: Site, phase: str, excess: int, pages: int = 0) -> str:
+def _knob(config: Config, site: Site, phase: Phase, excess: int) -> str:
     """The first setting that helps in a phase which is over by `excess` bytes."""
     engine, learner, batch = config.engine, config.learner, config.batch
-    kv_tokens = engine.num_pages * engine.page_tokens
-    if phase == "sampling" and pages > excess:
+    held = phase.parts.get
+    pages = held("KV pages", 0)
+    if pages > excess:
+        kv_tokens = engine.num_pages * engine.page_tokens
         fitting = int(kv_tokens * (1 - excess / pages)) // engine.page_tokens * engine.page_tokens
         if fitting >= engine.context_tokens:
             return f"lower engine.kv_tokens={kv_tokens} to {fitting}"
-    if phase == "gradient":
+    if phase.name == "gradient":
         if batch.device_rows > 1:
             return (
                 f"lower batch.device_tokens={batch.device_tokens}, to {batch.row_tokens} at least"
             )
         if config.execution.remat not in ("auto", "full"):
             return f"set execution.remat={config.execution.remat} to full"
-    has_host = site.devices[0].platform in ("tpu", "gpu", "cuda")
-    if phase != "optimiser" and has_host and learner.optimizer_memory == "device":
+    if phase.name != "optimiser" and held("optimiser", 0) > excess:
         return "set learner.optimizer_memory to host"
-    if phase != "log-probabilities" and learner.reference_memory == "device" and learner.kl_coef:
+    if phase.name != "log-probabilities" and held("reference", 0) > excess:
         return "set learner.reference_memory to host"
-    if phase == "optimiser" and learner.moments_dtype == "float32":
+    if phase.name == "optimiser" and learner.moments_dtype == "float32":
         return "set learner.moments_dtype to bfloat16"
-    if phase == "gradient" and 2 * config.mesh.tensor <= site.host_chips:
+    if phase.name == "gradient" and 2 * config.mesh.tensor <= site.host_chips:
         return f"raise mesh.tensor={config.mesh.tensor} to {2 * config.mesh.tensor}"
     return "take a topology of more chips"

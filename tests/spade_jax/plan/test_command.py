@@ -107,12 +107,18 @@ def test_settings_of_the_optimiser_move_its_memory(plan: Plan):
         ({"execution": {"remat": "dots"}}, "gradient", "set execution.remat=dots to full"),
         ({}, "optimiser", "set learner.moments_dtype to bfloat16"),
         ({}, "sampling", "lower engine.kv_tokens=5632 to "),
+        ({"engine": {"kv_tokens": 704}}, "sampling", "set learner.optimizer_memory to host"),
+        ({"engine": {"kv_tokens": 704}}, "log-probabilities", "learner.optimizer_memory to host"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_a_setting_to_change(
     plan: Plan, changes: dict, phase: str, knob: str
 ):
-    large = memory.Phase(phase, {"weights": 100, "temporaries": 300, "KV pages": 600})
+    parts = {"weights": 100, "temporaries": 300, "optimiser": 0, "KV pages": 0}
+    parts["KV pages" if phase == "sampling" else "temporaries"] += 600
+    if changes.get("engine"):
+        parts |= {"optimiser": 100, "weights": 0}
+    large = memory.Phase(phase, parts)
     found = memory.Memory([memory.Phase("other", {"weights": 100}), large], 0)
     config = change(plan.config, **changes)
     room = 1080  # 8% of it are 86
