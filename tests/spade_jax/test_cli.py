@@ -15,6 +15,7 @@ from spade_jax.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = str(ROOT / "configs" / "tiny.py")
+FROM_FOLDER = ["--designer.source", "folder", "--designer.no-train", "--reward.kind", "solve_rate"]
 
 
 def test_every_preset_builds():
@@ -77,10 +78,7 @@ def test_every_preset_builds():
         ),
         (["train", TINY, "--designer.source", "endpoint"], ["designer.train=True"]),
         (
-            [
-                *("train", TINY, "--designer.source", "folder", "--designer.folder", "/nowhere"),
-                *("--designer.no-train", "--reward.kind", "solve_rate"),
-            ],
+            ["train", TINY, *FROM_FOLDER, "--designer.folder", "/nowhere"],
             ["designer.folder='/nowhere' cannot be read"],
         ),
         (["train", TINY, "--designer.skills", "Cooking"], ["designer.skills", "'Cooking'"]),
