@@ -95,10 +95,15 @@ def host_meshes(config: TransformerConfig, mesh: Mesh) -> list[Mesh]:
         devices.setdefault(device.process_index, []).append(device)
     if len(devices) == 1:
         return [mesh]
-    return [_host_mesh(config, devices[process]) for process in sorted(devices)]
+    return [host_mesh(config, devices[process]) for process in sorted(devices)]
 
 
-def _host_mesh(config: TransformerConfig, devices: Sequence[Any]) -> Mesh:
+def host_mesh(config: TransformerConfig, devices: Sequence[Any]) -> Mesh:
+    """The mesh on which one process of several samples: see `host_meshes`.
+
+    Raises:
+        ModelError: the model does not divide over so many devices.
+    """
     for tensor in reversed(_divisors(len(devices))):
         mesh = build_mesh(1, 1, len(devices) // tensor, tensor, devices=devices)
         with contextlib.suppress(ModelError):

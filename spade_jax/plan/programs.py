@@ -20,12 +20,10 @@ import jax
 from jax.sharding import Mesh
 
 from models import backends, transformer
-from models.errors import ModelError
 from models.execution import Execution
 from models.layers import cast_params
-from models.sharding import build_mesh, param_shardings
+from models.sharding import build_mesh, host_mesh, param_shardings
 from spade_jax.config import Config
-from spade_jax.errors import ConfigError
 from spade_jax.learner.batch import Rows, empty
 from spade_jax.learner.packing import TAIL_PARTS
 from spade_jax.learner.step import Learner
@@ -76,27 +74,9 @@ def lay_out(config: Config, site: Site) -> Meshes:
     param_shardings(config.model, learner, execution)  # refuses what does not divide
     if site.num_hosts == 1:
         return Meshes(learner, learner, [], execution)
-    samplers = [_of_one_host(config, devices) for devices in site.hosts]
-    sampler = _of_one_host(config, list(site.apart)) if site.apart else samplers[0]
+    samplers = [host_mesh(config.model, devices) for devices in site.hosts]
+    sampler = host_mesh(config.model, list(site.apart)) if site.apart else samplers[0]
     return Meshes(learner, sampler, samplers, execution)
-
-
-def _of_one_host(config: Config, devices: list[Any]) -> Mesh:
-    """The sampler's mesh where there are several hosts: heads and widths are split over the host's
-    chips as far as they divide, and the experts over what is left.
-    """
-    count = len(devices)
-    for tensor in (size for size in range(count, 0, -1) if count % size == 0):
-        mesh = build_mesh(1, 1, count // tensor, tensor, devices=devices)
-        try:
-            param_shardings(config.model, mesh)
-        except ModelError:
-            continue
-        return mesh
-    raise ConfigError(
-        f"model.num_heads={config.model.num_heads} and model.num_experts="
-        f"{config.model.num_experts} do not divide over the {count} chips of a host"
-    )
 
 
 def compile_all(config: Config, site: Site, meshes: Meshes) -> list[Compiled]:
