@@ -120,6 +120,8 @@ def _shared(config: Config, meshes: Meshes, state: TrainState) -> bool:
     """Whether the sampler needs no arrays of its own: see `rollout.weights`."""
     if state.adapters is not None or meshes.sampler is not meshes.learner:
         return False
+    if config.engine.weights != "same":
+        return False
     own = weights.abstract_params(config.model, meshes.execution)
     pairs = zip(jax.tree.leaves(own), jax.tree.leaves(state.params), strict=True)
     return all(left.dtype == right.dtype for left, right in pairs)

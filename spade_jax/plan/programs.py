@@ -7,6 +7,7 @@ as that, since nothing later can be said of it.
 """
 
 import dataclasses
+import functools
 import gc
 import logging
 import math
@@ -21,15 +22,15 @@ from jax.sharding import Mesh
 
 from models import backends, transformer
 from models.execution import Execution
-from models.layers import cast_params
 from models.sharding import build_mesh, host_mesh, param_shardings
 from spade_jax.config import Config
 from spade_jax.learner.batch import Rows, empty
 from spade_jax.learner.packing import TAIL_PARTS
 from spade_jax.learner.step import Learner
 from spade_jax.plan.topology import Site, standing_in
+from spade_jax.rollout import weights
 from spade_jax.rollout.programs import Programs
-from spade_jax.rollout.spread import moves, spreader
+from spade_jax.rollout.spread import spreader
 
 logger = logging.getLogger(__name__)
 
@@ -171,17 +172,20 @@ def row_shapes(config: Config, rows: int) -> Rows:
 
 def _lower_move(config: Config, site: Site, meshes: Meshes) -> jax.stages.Lowered:
     """Trace the move of the weights from the learner to the samplers of all hosts."""
-    execution = meshes.execution
-    shapes = transformer.abstract_params(config.model, execution)
+    execution, form = meshes.execution, config.engine.weights
+    layers = config.model, execution
     if meshes.samplers:
-        moved = moves(config.model, execution, meshes.learner, meshes.sampler)
+        shapes = weights.abstract_params(*layers, form)
+        if form == "same":  # rounded on the way
+            shapes = transformer.abstract_params(*layers)
+        moved = weights.moves(*layers, meshes.learner, meshes.sampler, form)
         move = spreader(meshes.learner, tuple(meshes.samplers), moved)
         return move.lower(jax.tree.leaves(shapes))  # type: ignore[attr-defined]
     return jax.jit(
-        lambda params: cast_params(params, execution.compute_dtype),
+        functools.partial(weights.rounded, execution=execution, form=form),
         in_shardings=(param_shardings(config.model, meshes.learner, execution),),
-        out_shardings=param_shardings(config.model, meshes.sampler, execution),
-    ).lower(shapes)
+        out_shardings=weights.shardings(config.model, meshes.sampler, execution, form),
+    ).lower(transformer.abstract_params(*layers))
 
 
 def size(tree: Any) -> int:

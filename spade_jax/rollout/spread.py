@@ -17,16 +17,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int
 
-from models import transformer
-from models.config import TransformerConfig
-from models.execution import Execution
-from models.layout import LAYERS
-from models.sharding import MESH_AXES, param_shardings
-from spade_jax.rollout import weights
+from models.sharding import MESH_AXES
 
 
 class Move(NamedTuple):
@@ -36,23 +30,6 @@ class Move(NamedTuple):
     target: PartitionSpec
     dtype: Any  # after
     stacked: bool  # layers lie along its first axis
-
-
-def moves(
-    config: TransformerConfig, execution: Execution, learner: Mesh, sampler: Mesh
-) -> tuple[Move, ...]:
-    """The moves of the parameters, in the order of their leaves."""
-    is_variable = lambda node: isinstance(node, nnx.Variable)  # noqa: E731
-    params = jax.tree.leaves(transformer.abstract_params(config, execution), is_leaf=is_variable)
-    axes = [param.get_metadata("axes") for param in params]
-    copy = jax.tree.leaves(weights.abstract_params(config, execution))
-    places = (
-        jax.tree.leaves(param_shardings(config, mesh, execution)) for mesh in (learner, sampler)
-    )
-    return tuple(
-        Move(source.spec, target.spec, leaf.dtype, names[0] == LAYERS)
-        for names, leaf, source, target in zip(axes, copy, *places, strict=True)
-    )
 
 
 @functools.lru_cache(maxsize=8)

@@ -8,29 +8,33 @@ import functools
 from typing import Any
 
 import jax
-import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models import quantized, sharding, transformer
 from models.config import TransformerConfig
 from models.execution import Execution
 from models.layers import Axes, cast_params
+from models.layout import LAYERS
 from models.quantized import Quantized
 from models.transformer import Params
 from spade_jax.engine_config import WeightFormat
+from spade_jax.rollout.spread import Move, collect, spreader
+
+
+def rounded(params: Params, execution: Execution, form: WeightFormat = "same") -> Params:
+    """The numbers of the copy: products take theirs in the dtype of the activations, norms do not;
+    with int8 the matrices of the blocks are `Quantized`.
+    """
+    cast = cast_params(params, execution.compute_dtype)
+    return cast if form == "same" else quantized.map_matrices(_quantize, cast)
 
 
 def abstract_params(
     config: TransformerConfig, execution: Execution, form: WeightFormat = "same"
 ) -> Params:
-    """Shapes and dtypes of the copy: products take theirs from the activations, norms do not; with
-    int8 the matrices of the blocks are `Quantized`.
-    """
-
-    def copy(params: Params) -> Params:
-        cast = cast_params(params, execution.compute_dtype)
-        return cast if form == "same" else quantized.map_matrices(_quantize, cast)
-
+    """Shapes and dtypes of the copy."""
+    copy = functools.partial(rounded, execution=execution, form=form)
     return jax.eval_shape(copy, transformer.abstract_params(config, execution))
 
 
@@ -57,22 +61,20 @@ def to_sampler(
     form: WeightFormat = "same",
 ) -> Params:
     """Lay the learner's parameters out for the sampler; what already lies so is not copied."""
-    everywhere = _copies(config, params)
     if form == "int8":
         params = quantized.map_matrices(_quantize, params)  # before the move: there is less to send
+
+    shapes = abstract_params(config, execution, form)
+    if not jax.tree.leaves(params)[0].is_fully_addressable:
+        return _to_hosts(config, execution, params, form)
 
     def move(array: jax.Array, like: jax.ShapeDtypeStruct, target: NamedSharding) -> jax.Array:
         if array.dtype != like.dtype:
             array = _round(array, like.dtype)
         if array.sharding.is_equivalent_to(target, array.ndim):
             return array
-        if everywhere is None:
-            return jax.device_put(array, target)
-        copies = jax.device_put(array, NamedSharding(everywhere, target.spec))
-        mine = [shard.data for shard in copies.addressable_shards]
-        return jax.make_array_from_single_device_arrays(array.shape, target, mine)
+        return jax.device_put(array, target)
 
-    shapes = abstract_params(config, execution, form)
     return jax.tree.map(move, params, shapes, shardings(config, mesh, execution, form))
 
 
@@ -83,15 +85,50 @@ def _quantize(weights: jax.Array, axes: Axes) -> Quantized:
 _eight_bits = jax.jit(quantized.quantize, static_argnums=1)
 
 
-def _copies(config: TransformerConfig, params: Params) -> Mesh | None:
-    """The samplers' meshes of all processes side by side; None if the learner has one process."""
-    any_array = jax.tree.leaves(params)[0]
-    if any_array.is_fully_addressable:
-        return None
-    meshes = sharding.host_meshes(config, any_array.sharding.mesh)
-    axes = ("process", *meshes[0].axis_names)
-    devices = np.stack([mesh.devices for mesh in meshes])
-    return Mesh(devices, axes, axis_types=(AxisType.Auto,) * len(axes))
+def _to_hosts(
+    config: TransformerConfig, execution: Execution, params: Params, form: WeightFormat
+) -> Params:
+    """Move parameters that lie on several processes; each takes the copy for its own devices."""
+    leaves, tree = jax.tree.flatten(params)
+    learner = leaves[0].sharding.mesh
+    samplers = sharding.host_meshes(config, learner)
+    lie = jax.tree.leaves(shardings(config, learner, execution, form))
+    leaves = [jax.device_put(*pair) for pair in zip(leaves, lie, strict=True)]
+    moved = spreader(
+        learner, tuple(samplers), moves(config, execution, learner, samplers[0], form)
+    )(leaves)
+    places = jax.tree.leaves(shardings(config, samplers[jax.process_index()], execution, form))
+    return jax.tree.unflatten(
+        tree,
+        [
+            collect(array, leaf.shape, place)
+            for array, leaf, place in zip(moved, leaves, places, strict=True)
+        ],
+    )
+
+
+def moves(
+    config: TransformerConfig,
+    execution: Execution,
+    learner: Mesh,
+    sampler: Mesh,
+    form: WeightFormat = "same",
+) -> tuple[Move, ...]:
+    """The moves of the parameters between meshes, in the order of their leaves."""
+    copy = abstract_params(config, execution, form)
+    params = jax.tree.leaves(copy, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    stacked = [
+        param.get_metadata("axes")[0] == LAYERS for param in params for _ in jax.tree.leaves(param)
+    ]
+    places = (
+        jax.tree.leaves(shardings(config, mesh, execution, form)) for mesh in (learner, sampler)
+    )
+    return tuple(
+        Move(source.spec, target.spec, leaf.dtype, is_stack)
+        for is_stack, leaf, source, target in zip(
+            stacked, jax.tree.leaves(copy), *places, strict=True
+        )
+    )
 
 
 @functools.partial(jax.jit, static_argnums=1)

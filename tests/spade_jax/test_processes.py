@@ -9,7 +9,7 @@ import pytest
 
 from models.config import TransformerConfig
 from models.errors import ModelError
-from models.sharding import _host_mesh, build_mesh, host_meshes
+from models.sharding import build_mesh, host_mesh, host_meshes
 from spade_jax import processes
 from spade_jax.envs import pool_stats, quarantine
 from spade_jax.envs.pool_stats import PoolStats
@@ -85,14 +85,14 @@ def test_each_process_samples_on_its_own_devices():
     mesh = build_mesh(1, 8, 1, 1)
     assert host_meshes(model, mesh) == [mesh]  # all are of this process
     own = jax.devices()[::2]
-    four = _host_mesh(model, own)
+    four = host_mesh(model, own)
     assert dict(four.shape) == {"data": 1, "fsdp": 1, "expert": 1, "tensor": 4}
     assert list(four.devices.flat) == own
     few_heads = TransformerConfig(num_heads=2, num_kv_heads=2, num_experts=4)
-    assert (_host_mesh(few_heads, own).shape["expert"], len(own)) == (2, 4)
+    assert (host_mesh(few_heads, own).shape["expert"], len(own)) == (2, 4)
     odd = TransformerConfig(num_heads=3, num_kv_heads=3, num_experts=3)
     with pytest.raises(ModelError, match="do not divide over the 4 devices of a process"):
-        _host_mesh(odd, own)
+        host_mesh(odd, own)
 
 
 def offences(**faults):

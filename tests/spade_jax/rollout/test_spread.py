@@ -53,7 +53,7 @@ def test_each_host_gets_the_weights_in_the_layout_of_its_mesh(
     shapes = transformer.abstract_params(model, execution)
     params = jax.tree.map(draw, shapes, param_shardings(model, learner, execution))
     whole = jax.tree.map(jnp.asarray, jax.device_get(params))
-    moves = spread.moves(model, execution, learner, samplers[0])
+    moves = weights.moves(model, execution, learner, samplers[0])
     moved = spread.spreader(learner, tuple(samplers), moves)(jax.tree.leaves(params))
     for mesh in samplers:
         # What the move within one mesh makes of the same numbers.
