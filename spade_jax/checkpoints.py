@@ -57,13 +57,22 @@ def checkpoints(run: str) -> int:
     Raises:
         CheckpointError: there is no such folder.
     """
-    root = manifest.open_folder(run)
     try:
-        if not root.is_dir():
-            raise CheckpointError(f"{run} is not the folder of a run; expected one, or its URL")
+        root = manifest.open_folder(run)
+        if not (run and root.is_dir() and _is_run(root)):
+            inside = root.parent if root.name == "checkpoints" and _is_run(root.parent) else None
+            raise CheckpointError(
+                f"{run or repr(run)} is not the folder of a run; expected "
+                + (f"{inside}" if inside else "one, or its URL")
+            )
         found = list(listing(root / "checkpoints"))
     except CheckpointError:
         raise
+    except KeyError as error:  # of an URL
+        raise CheckpointError(
+            f"{run} cannot be read: {error} is no kind of store that is known here; expected a "
+            "folder or gs://BUCKET/PATH"
+        ) from error
     except Exception as error:  # every cloud's client has its own
         lines = str(error).strip().splitlines() or [""]
         raise CheckpointError(
@@ -80,20 +89,26 @@ def checkpoints(run: str) -> int:
     return int(any(each.damaged for each in found))
 
 
+def _is_run(root: manifest.Folder) -> bool:
+    return (root / "config.json").exists() or (root / "checkpoints").is_dir()
+
+
 def listing(root: manifest.Folder) -> Iterator[Listed]:
     """Look at every checkpoint in a folder, oldest first; those removed meanwhile are left out."""
     for folder in manifest.step_folders(root):
-        state, damaged = _state(folder)
         try:
+            state, damaged = _state(folder)
             size = manifest.num_bytes(folder)
-        except FileNotFoundError:
-            continue
+        except (OSError, ValueError) as error:
+            if not folder.exists():
+                continue
+            state, damaged, size = f"damaged: {error}"[:200], True, 0
         about = read_about(folder)
         yield Listed(
             int(folder.name) + 1,
             _number(about.get("time")),
             size,
-            about["format"] if isinstance(about.get("format"), int) else None,
+            about["format"] if type(about.get("format")) is int else None,
             _digest(about.get("digest")),
             state,
             damaged,

@@ -35,6 +35,7 @@ class EngineConfig(Section):
     def __post_init__(self) -> None:
         for name in ("slots", "page_tokens", "prefill_calls", "decode_steps"):
             require(getattr(self, name) >= 1, f"engine.{name}", getattr(self, name), "at least 1")
+        require(self.page_tokens <= 1024, "engine.page_tokens", self.page_tokens, "at most 1024")
         for name in ("queue", "kv_tokens"):
             require(getattr(self, name) >= 0, f"engine.{name}", getattr(self, name), "0 or more")
         require(

@@ -27,6 +27,7 @@ import pickle
 import re
 import secrets
 import signal
+import socket
 import sys
 import threading
 import time
@@ -83,8 +84,10 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
                 "process; set them, or unset all"
             )
         return _checked(told[names[0]], told[names[1]], told[names[2]])
-    if int(environment.get("SLURM_NTASKS") or 1) > 1 and "SLURM_PROCID" in environment:
-        address = _slurm_address(environment["SLURM_STEP_NODELIST"], environment["SLURM_JOB_ID"])
+    if environment.get("SLURM_NTASKS", "1") != "1" and "SLURM_PROCID" in environment:
+        address = _slurm_address(
+            environment.get("SLURM_STEP_NODELIST", ""), environment.get("SLURM_JOB_ID", "")
+        )
         return _checked(address, environment["SLURM_NTASKS"], environment["SLURM_PROCID"])
     if "tpu" in environment.get("JAX_PLATFORMS", "").split(","):
         return Place()
@@ -92,7 +95,8 @@ def find_place(environment: Mapping[str, str]) -> Place | None:
 
 
 def _checked(address: str, count: str, index: str) -> Place:
-    if not re.fullmatch(r".+:\d+", address):
+    found = re.fullmatch(r"[^/\s]+:(\d{1,5})", address)
+    if not (found and 0 < int(found[1]) < 2**16):
         raise ConfigError(f"JAX_COORDINATOR_ADDRESS={address!r}; expected HOST:PORT of process 0")
     if not (count.isdecimal() and index.isdecimal() and int(index) < int(count)):
         raise ConfigError(
@@ -105,7 +109,12 @@ def _checked(address: str, count: str, index: str) -> Place:
 def _slurm_address(nodes: str, job: str) -> str:
     """The first node of a list such as `gpu[003-007,9],login1`, and a port of the job's own."""
     found = re.match(r"([^,\[]+)(?:\[([^,\-\]]+))?", nodes)
-    assert found is not None, f"Slurm names no node: {nodes!r}"
+    if found is None or not job.isdecimal():
+        raise ConfigError(
+            f"SLURM_NTASKS is more than 1, with SLURM_STEP_NODELIST={nodes!r} and SLURM_JOB_ID="
+            f"{job!r}: this is no task of a Slurm step; start it with srun, or set "
+            "JAX_NUM_PROCESSES=1 to run as one"
+        )
     return f"{found[1]}{found[2] or ''}:{12000 + int(job) % 16000}"
 
 
@@ -167,6 +176,8 @@ def _join(place: Place) -> None:
             "process_id": place.index,
             "cluster_detection_method": "deactivate",  # all devices that this process can see
         }
+        if place.index == 0:
+            _require_port(place.address)
     try:
         jax.distributed.initialize(**told, initialization_timeout=JOIN_S)
     except (ValueError, RuntimeError, OSError) as error:
@@ -174,6 +185,23 @@ def _join(place: Place) -> None:
         raise ConfigError(
             f"{where} did not come together: {_first_line(error)}; start all of them within "
             f"{JOIN_S} s, let them reach process 0, or set JAX_NUM_PROCESSES=1 to run as one"
+        ) from error
+
+
+def _require_port(address: str) -> None:
+    """Refuse a port that process 0 cannot have: jax does not say so, and may crash.
+
+    Raises:
+        ConfigError: says why.
+    """
+    port = int(address.rpartition(":")[2])
+    try:
+        with socket.socket(socket.AF_INET) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(("", port))
+    except OSError as error:
+        raise ConfigError(
+            f"port {port} of {address} cannot be had by process 0: {error.strerror}; take another"
         ) from error
 
 

@@ -282,7 +282,10 @@ class EndpointConfig(Section):
                 "through endpoint.key_env"
             )
         require(
-            whole and self.url.isascii() and " " not in self.url, "endpoint.url", self.url, expected
+            whole and self.url.isascii() and self.url.isprintable() and " " not in self.url,
+            "endpoint.url",
+            self.url,
+            expected,
         )
 
 

@@ -4,6 +4,7 @@ settings there are is in `config`.
 
 import dataclasses
 import math
+from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -34,6 +35,8 @@ def check_fields(section: str, values: Any) -> None:
         if not _is_a(value, kind):
             shown = kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
             raise ConfigError(f"{section}.{name}={value!r} is not a valid {shown}")
+        if isinstance(value, str) and value.startswith("~"):
+            _require_home(f"{section}.{name}", value)
         if dataclasses.is_dataclass(value) and section != "config":  # whose sections check theirs
             check_fields(f"{section}.{name}", value)
 
@@ -48,6 +51,15 @@ def _is_a(value: Any, kind: Any) -> bool:
     if kind is float:
         return type(value) in (int, float) and math.isfinite(value)
     return type(value) is kind
+
+
+def _require_home(name: str, value: str) -> None:
+    try:
+        Path(value).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{name}={value!r}: whose home that is, is not known here; write the path out"
+        ) from error
 
 
 def require(condition: bool, name: str, value: Any, expected: str) -> None:

@@ -12,6 +12,7 @@ same step. They agree on it, and on saves that are due by the clock, where all o
 """
 
 import asyncio
+import logging
 import signal
 import threading
 import time
@@ -21,6 +22,8 @@ from types import FrameType
 from typing import Any
 
 from spade_jax import processes
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.2  # seconds between two looks at whether to stop
 
@@ -65,6 +68,9 @@ class Watch:
             if self._at_once and self._asked:
                 raise Stopped
             yield
+        except Stopped:
+            logger.info("asked to stop while starting: nothing new to save")
+            raise
         finally:
             self._at_once = False
         if self.agreed_to_stop():

@@ -350,7 +350,7 @@ def keep_compiled(folder: str) -> None:
     """Let jax keep compiled programs in a folder, unless it was told one; empty: nowhere."""
     name = "jax_compilation_cache_dir"
     if folder and not jax.config.values[name]:
-        jax.config.update(name, str(Path(folder).expanduser()))
+        jax.config.update(name, folder if "://" in folder else str(Path(folder).expanduser()))
 
 
 def make_stage(

@@ -332,7 +332,7 @@ def read_about(folder: manifest.Folder) -> dict[str, Any]:
     """What a checkpoint says about itself; nothing where another format said it elsewhere."""
     try:
         about = json.loads((folder / ABOUT).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return about if isinstance(about, dict) else {}
 

@@ -42,7 +42,7 @@ def in_bucket(folder: Folder) -> bool:
 def step_folders(root: Folder) -> list[Folder]:
     """The folders of steps, complete or not, oldest first."""
     try:
-        found = [folder for folder in root.iterdir() if folder.name.isdecimal()]
+        found = [folder for folder in root.iterdir() if _is_step(folder.name) and folder.is_dir()]
     except FileNotFoundError:
         return []
     return sorted(found, key=lambda folder: int(folder.name))
@@ -65,6 +65,10 @@ def commit(folder: Folder) -> None:
     os.replace(partial, folder / FILES)
     for renamed_in in (folder, folder.parent):
         sync(renamed_in)
+
+
+def _is_step(name: str) -> bool:
+    return name.isascii() and name.isdecimal() and len(name) < 16 and str(int(name)) == name
 
 
 def find_damage(folder: Folder) -> str | None:
@@ -97,7 +101,12 @@ def _is_entry(name: str, about: Any) -> bool:
 
 def num_bytes(folder: Folder) -> int:
     """What a folder takes."""
-    return sum(size for _, size in _each(lambda f, name: _size(f / name), folder, _names(folder)))
+
+    def size(folder: Folder, name: str) -> int:
+        path = folder / name
+        return path.lstat().st_size if isinstance(path, Path) else _size(path)
+
+    return sum(size for _, size in _each(size, folder, _names(folder)))
 
 
 def set_aside(folder: Folder) -> None:
@@ -123,7 +132,8 @@ def _names(folder: Folder) -> list[str]:
 
 def _walk(folder: Folder) -> Iterator[Folder]:
     for path in folder.iterdir():
-        if path.is_dir():
+        # A link to a folder is no part of a checkpoint, and may lead anywhere.
+        if path.is_dir() and not (isinstance(path, Path) and path.is_symlink()):
             yield from _walk(path)
         else:
             yield path
@@ -148,7 +158,7 @@ def _look(folder: Folder, name: str) -> tuple[int, int | None]:
 
 
 def _differs(folder: Folder, name: str, size: int, checksum: int | None) -> str | None:
-    path = folder / name
+    path, name = folder / name, name[:200]
     try:
         found = _size(path)
         if found != size:
@@ -159,4 +169,6 @@ def _differs(folder: Folder, name: str, size: int, checksum: int | None) -> str 
         return f"{name} is missing"
     except OSError as error:
         return f"{name} cannot be read ({error.strerror or error})"
+    except ValueError:  # no name that a file can have
+        return f"{name!r} cannot be read"
     return None

@@ -121,7 +121,7 @@ class Endpoint:
 
     def _wait_s(self, attempt: int) -> float:
         """Twice as long each time, less a share by chance that keeps requests apart."""
-        longest = min(self._config.backoff_s * 2.0**attempt, MAX_WAIT_S)
+        longest = min(self._config.backoff_s * 2.0 ** min(attempt, 30), MAX_WAIT_S)
         return longest * self._waits.uniform(0.5, 1.0)
 
     async def _ask(self, data: bytes) -> str:
@@ -254,4 +254,11 @@ def open_endpoint(designer: DesignerConfig, config: EndpointConfig) -> Endpoint 
             f"{'holds what cannot be a key' if key else 'is not set'}; export the key under this "
             "name, or leave endpoint.key_env empty for a server that asks for none"
         )
-    return Endpoint(config, key)
+    try:
+        return Endpoint(config, key)
+    except (ImportError, OSError, ValueError) as error:
+        raise ConfigError(
+            f"no connection to endpoint.url can be made: {type(error).__name__}: {error}; it goes "
+            "through what HTTPS_PROXY, HTTP_PROXY, ALL_PROXY and SSL_CERT_FILE name: correct or "
+            "unset them"
+        ) from error
