@@ -123,7 +123,7 @@ def summary(
 ) -> dict[str, Any]:
     """The figures and the goals."""
     result: dict[str, Any] = {"packing": efficiency, "load_average": os.getloadavg()[0]}
-    goals = {"packing at least 90%": min(efficiency.values()) >= 0.9}
+    goals = {"packing at least 90%": bool(min(efficiency.values()) >= 0.9)}
     ratios = {}
     for kind, sampled in kinds.items():
         tokens = sum(len(one.tokens) for one in sampled)
