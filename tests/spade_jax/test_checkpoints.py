@@ -72,9 +72,10 @@ def test_what_a_checkpoint_says_of_itself_is_shown_only_if_it_can_be(
 
 
 def test_a_run_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "config.json").write_text("{}")
     assert main(["checkpoints", str(tmp_path)]) == 0
     assert "no checkpoint yet" in capsys.readouterr().out
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 @pytest.fixture
@@ -91,3 +92,35 @@ def test_a_run_in_a_bucket(store: Store, capsys: pytest.CaptureFixture[str]):
     assert main(["checkpoints", "gs://bucket/runs/one"]) == 1
     assert [row[7] for row in rows(capsys)] == ["damaged: host.json is missing", "whole"]
     assert main(["checkpoints", "gs://bucket/runs/two"]) == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["", "checkpoints", "checkpoints/0", "other", "file://x", "~nobody_here"]
+)
+def test_what_is_no_run_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "run" / "other").mkdir(parents=True)
+    fill(tmp_path / "run" / "checkpoints", 1)
+    run = name if not name or ":" in name or "~" in name else str(tmp_path / "run" / name)
+    assert main(["checkpoints", run]) == 2
+    message = capsys.readouterr().err.strip()
+    assert message.startswith("spade-jax: ") and "\n" not in message
+    if name == "checkpoints":
+        assert message.endswith(f"expected {tmp_path / 'run'}")
+
+
+def test_odd_entries_hide_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = tmp_path / "checkpoints"
+    fill(folder, 4)
+    (folder / "0" / "loose").symlink_to("nowhere")
+    (folder / "0" / "around").symlink_to("/")
+    (folder / "1" / "about.json").write_text("[" * 200_000)
+    (folder / "2" / FILES).write_text(json.dumps({"\0": [1, 1], "\ud800": [1, 1]}))
+    (folder / "7").write_text("a file")
+    (folder / "01").mkdir()
+    (folder / ("9" * 250)).mkdir()
+    assert main(["checkpoints", str(tmp_path)]) == 1
+    states = [(row[0], " ".join(row[7:])) for row in rows(capsys)]
+    assert states[0] == ("1", "whole") and states[3] == ("4", "whole")
+    assert "about.json has 200000 bytes" in states[1][1]
+    assert "cannot be read" in states[2][1]
+    assert len(states) == 4

@@ -2,6 +2,7 @@
 are in tests/e2e/test_processes.py.
 """
 
+import socket
 from array import array
 
 import jax
@@ -59,11 +60,35 @@ def test_where_a_process_stands(environment, place):
         ({"JAX_PROCESS_ID": "4"}, "JAX_PROCESS_ID='4'; expected whole numbers"),
         ({"JAX_NUM_PROCESSES": "many"}, "JAX_NUM_PROCESSES='many'"),
         ({"JAX_COORDINATOR_ADDRESS": "host0"}, "'host0'; expected HOST:PORT"),
+        ({"JAX_COORDINATOR_ADDRESS": "host0:0"}, "'host0:0'; expected HOST:PORT"),
+        ({"JAX_COORDINATOR_ADDRESS": "host0:99999"}, "'host0:99999'; expected HOST:PORT"),
+        ({"JAX_COORDINATOR_ADDRESS": "http://host0:1"}, "'http://host0:1'; expected HOST:PORT"),
     ],
 )
 def test_half_a_place_is_refused(changes, part):
     with pytest.raises(ConfigError, match=part):
         find_place(PLAIN | changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"SLURM_STEP_NODELIST": ""}, {"SLURM_JOB_ID": "x"}],
+)
+def test_what_is_no_step_of_slurm_is_refused(changes):
+    with pytest.raises(ConfigError, match="start it with srun"):
+        find_place(SLURM | changes)
+    with pytest.raises(ConfigError, match="SLURM_STEP_NODELIST=''"):
+        find_place({"SLURM_NTASKS": "2", "SLURM_PROCID": "0"})
+    with pytest.raises(ConfigError, match="'abc'"):
+        find_place(SLURM | {"SLURM_NTASKS": "abc"})
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} of host0:{port} cannot be had"):
+            processes._require_port(f"host0:{port}")
+    processes._require_port(f"host0:{port}")
 
 
 def test_one_process_does_all_the_work_itself(tmp_path):
