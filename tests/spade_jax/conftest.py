@@ -42,9 +42,15 @@ def seen_pid() -> Callable[[int], int]:
     def find(own: int) -> int:
         found = []
         for pid in _descendants(os.getpid()):
-            for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-                if line.startswith("NSpid:") and int(line.split()[-1]) == own:
-                    found.append(pid)
+            try:
+                lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+            except OSError:  # it ended meanwhile
+                continue
+            found += [
+                pid
+                for line in lines
+                if line.split()[:1] == ["NSpid:"] and int(line.split()[-1]) == own
+            ]
         (pid,) = found
         return pid
 
