@@ -4,10 +4,12 @@ first version only, and without.
 """
 
 import asyncio
+import ctypes
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import as_user
@@ -188,6 +190,34 @@ def test_changes_of_the_host_are_seen():
         with pytest.raises(SandboxError, match="47123 is taken"):
             asyncio.run(hostile._port(0))
     assert not hostile.CANARY.exists()
+
+
+@pytest.mark.skipif(not Path("/proc/sysvipc/shm").exists(), reason="a kernel without System V IPC")
+@pytest.mark.parametrize("stays", [True, False])
+def test_shared_memory_that_stays_is_seen(monkeypatch, stays: bool):
+    """Other runs on the machine make some for a moment, when they try their walls."""
+    monkeypatch.setattr(hostile, "_PASSING_S", 0.3 if stays else 60.0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    port = asyncio.run(hostile._port(0))
+    with hostile._Host({}, port) as host:
+        segment = libc.shmget(0, 4096, 0o1600)
+        assert segment >= 0
+
+        def remove() -> None:
+            assert libc.shmctl(segment, 0, None) == 0
+
+        timer = threading.Timer(0.1, remove)
+        try:
+            if not stays:
+                timer.start()
+            host.after_close()
+        finally:
+            if stays:
+                remove()
+            else:
+                timer.join()
+    shown = f"new: shm {segment}"
+    assert host.found.get("shared memory") == (shown if stays else None)
 
 
 def test_runs_take_turns(tmp_path: Path):
