@@ -123,7 +123,8 @@ def summary(
 ) -> dict[str, Any]:
     """The figures and the goals."""
     result: dict[str, Any] = {"packing": efficiency, "load_average": os.getloadavg()[0]}
-    goals = {"packing at least 90%": bool(min(efficiency.values()) >= 0.9)}
+    packed = min(efficiency.values())
+    goals = [goal("packing_efficiency", packed, 0.9, packed >= 0.9)]
     ratios = {}
     for kind, sampled in kinds.items():
         tokens = sum(len(one.tokens) for one in sampled)
@@ -144,14 +145,20 @@ def summary(
         result[f"{name}_peak_gb"] = round(max(peaks), 2)
     if ratios:
         losses = [result[f"{kind}_losses"] for kind in kinds]
-        goals |= {
-            "1.5 times the peer on the mix": ratios["mixed"] >= 1.5,
-            "1.0 times the peer at equal lengths": ratios["equal"] >= 1.0,
-            "the same losses": all(abs(pair["ours"] - pair["peer"]) < 1e-3 for pair in losses),
-        }
+        apart = max(abs(pair["ours"] - pair["peer"]) for pair in losses)
+        goals += [
+            goal("mixed_ratio", round(ratios["mixed"], 2), 1.5, ratios["mixed"] >= 1.5),
+            goal("equal_ratio", round(ratios["equal"], 2), 1.0, ratios["equal"] >= 1.0),
+            goal("losses_apart", apart, 1e-3, apart < 1e-3),
+        ]
     else:
         result["peer"] = "not given; the goals that need it are left out"
     return result | {"goals": goals}
+
+
+def goal(name: str, value: float, limit: float, holds: bool) -> dict[str, Any]:
+    """A line of the result."""
+    return {"name": name, "value": value, "goal": limit, "holds": bool(holds)}
 
 
 def main() -> None:

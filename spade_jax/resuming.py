@@ -147,7 +147,7 @@ def restore(
     resume: bool,
 ) -> tuple[TrainState, int, int]:
     """State, policy version and first step; a resume cuts the run folder to the checkpoint."""
-    if not resume or checkpoints.latest() is None:
+    if not resume or processes.first(checkpoints.latest()) is None:
         if resume:
             _check_steps(folder, None)
             folder.cut(-1, -1)

@@ -69,7 +69,9 @@ ALLOWED: dict[str, set[str]] = {
     "spade_jax.telemetry": GLOSSARY | {"spade_jax.telemetry"},
     "spade_jax.rollout": ROLLOUT,
     "spade_jax.roles": ROLES,
-    "spade_jax.learner": GLOSSARY | SETTINGS | {"models", "spade_jax.learner"},
+    "spade_jax.learner": GLOSSARY
+    | SETTINGS
+    | {"models", "spade_jax.learner", "spade_jax.processes"},
     "spade_jax.curriculum": ROLES | {"spade_jax.curriculum"},
     "spade_jax.scoring": SETTINGS | GLOSSARY | {"spade_jax.rewards", "spade_jax.curriculum"},
     "spade_jax.processes": GLOSSARY | {"models"},

@@ -36,6 +36,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from models import layout
+from spade_jax import processes
 from spade_jax.errors import CheckpointError
 from spade_jax.learner import manifest
 from spade_jax.learner.step import TrainState
@@ -195,8 +196,10 @@ class Checkpoints:
 
         Args:
             step: None takes the newest that is not damaged; damaged ones after it no longer count.
+
+        Several processes take what process 0 finds, and each verifies a share of its files.
         """
-        steps = self.steps()
+        steps = processes.first(self.steps())
         if not steps or step not in (None, *steps):
             which = "no checkpoint" if step is None else f"no checkpoint {step}"
             raise CheckpointError(f"{which} in {self._folder}; it holds {steps or 'none'}")
@@ -221,7 +224,8 @@ class Checkpoints:
         self, step: int, abstract_state: TrainState
     ) -> tuple[int, TrainState, dict[str, Any]]:
         folder = self._folder / str(step)
-        problem = manifest.find_damage(folder)
+        shares = processes.exchange(manifest.find_damage(folder, processes.dealt))
+        problem = next((found for found in shares if found is not None), None)
         if problem is not None:
             raise DamagedCheckpointError(f"{self._where(step)} is damaged: {problem}")
         about = read_about(folder)
@@ -233,9 +237,9 @@ class Checkpoints:
             found = self._orbax.restore(folder / STATE, args=ocp.args.StandardRestore(arrays))
             host = json.loads((folder / HOST).read_text())
         except Exception as error:  # Orbax raises bare Exception, among others
-            raise DamagedCheckpointError(
-                f"{self._where(step)} is damaged: {_first_line(error)}"
-            ) from error
+            # Of several processes the others may have read it: none goes back to another alone.
+            kind = DamagedCheckpointError if processes.count() == 1 else CheckpointError
+            raise kind(f"{self._where(step)} is damaged: {_first_line(error)}") from error
         leaves = [found.pop(name) for name in arrays]
         state = jax.tree.unflatten(jax.tree.structure(wanted_state), leaves)
         return step, layout.restored(state, abstract_state), host

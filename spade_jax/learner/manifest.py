@@ -11,7 +11,7 @@ files hold is `checkpoint`'s.
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import starmap
 from pathlib import Path, PurePath
@@ -71,8 +71,10 @@ def _is_step(name: str) -> bool:
     return name.isascii() and name.isdecimal() and len(name) < 16 and str(int(name)) == name
 
 
-def find_damage(folder: Folder) -> str | None:
-    """Say which file is not what was written; None when all are."""
+def find_damage(
+    folder: Folder, share: Callable[[Sequence[str]], Sequence[str]] = lambda names: names
+) -> str | None:
+    """Say which file is not what was written; None when all are, of those that `share` picks."""
     try:
         files = json.loads((folder / FILES).read_bytes())
     except FileNotFoundError:
@@ -81,7 +83,8 @@ def find_damage(folder: Folder) -> str | None:
         return f"{FILES} cannot be read"
     if not files or not isinstance(files, dict) or not all(starmap(_is_entry, files.items())):
         return f"{FILES} is no list of files"
-    looked = _each(lambda folder, name: _differs(folder, name, *files[name]), folder, files)
+    names = share(sorted(files))
+    looked = _each(lambda folder, name: _differs(folder, name, *files[name]), folder, names)
     return next((problem for _, problem in looked if problem is not None), None)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -254,9 +255,15 @@ def test_a_run_of_two_processes_that_is_stopped_and_killed_is_that_of_one(tmp_pa
     assert status == 3 and "Traceback" not in text, text
     assert "process 1 of 2 is lost" in last_line(text)
 
+    newer = two / "checkpoints" / "1"
+    shutil.rmtree(newer, ignore_errors=True)  # a save that the kill cut off
+    shutil.copytree(two / "checkpoints" / "0", newer)
+    host = newer / "host.json"
+    host.write_bytes(host.read_bytes()[:-1] + b" ")
     ((status, text), (other_status, other_text)) = ended(
         train(two, tmp_path, 2, *options, "--resume-if-any")
     )
     assert (status, other_status) == (0, 0), text + other_text
+    assert "host.json does not match its checksum; the one before is used, of step 1" in text
     assert "summary.md" in text and "summary.md" not in other_text
     assert_same_but_rounding(one, two)

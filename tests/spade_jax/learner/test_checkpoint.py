@@ -22,6 +22,7 @@ import pytest
 from helpers import pack_groups, tree_allclose
 from models import layout, transformer
 from models.sharding import build_mesh
+from spade_jax import processes
 from spade_jax.config import LearnerConfig
 from spade_jax.errors import CheckpointError
 from spade_jax.learner import manifest
@@ -320,6 +321,21 @@ def test_what_orbax_cannot_read_gives_way_too(written: Path, tmp_path: Path, cap
     with Checkpoints(tmp_path / "c", 2, METADATA) as checkpoints:
         assert checkpoints.restore(abstract(small_state()))[0] == 1
     assert "2 is damaged" in caplog.text
+
+
+def test_of_several_processes_none_goes_back_alone(written, tmp_path, monkeypatch, caplog) -> None:
+    """The newest is damaged in the share of files that another process has verified."""
+    shutil.copytree(written, tmp_path / "c")
+    damage(tmp_path / "c" / "2" / "host.json", "a byte flipped")
+    monkeypatch.setattr(processes, "dealt", lambda names: [n for n in names if n != "host.json"])
+    with Checkpoints(tmp_path / "c", 2, METADATA) as checkpoints:
+        assert checkpoints.restore(abstract(small_state()))[0] == 2  # not in this one's share
+        said = iter(["host.json is damaged", None])
+        monkeypatch.setattr(
+            processes, "exchange", lambda found: [found, next(said) if found is None else found]
+        )
+        assert checkpoints.restore(abstract(small_state()))[0] == 1
+    assert "2 is damaged: host.json is damaged" in caplog.text
 
 
 def test_a_step_folder_without_its_list_does_not_count(written: Path, tmp_path: Path) -> None:
