@@ -3,7 +3,7 @@
     spade-jax convert SmolLM2.gguf CHECKPOINT
     python benchmarks/learner.py CHECKPOINT [--source SmolLM2.gguf \
         --peer-python TORCH_ENV/bin/python] [--mixed 10] [--equal 4] [--repeat 3] \
-        [--row-tokens 2048] [--peer-rows 5]
+        [--row-tokens 2048] [--device-tokens 4096] [--peer-rows 3]
 
 Forward, backward and AdamW of the GRPO loss, from the same weights: once on a mix of 50 to 1,500
 tokens, packed by us and padded by the peer, and once on trajectories of 1,024 tokens, where nobody
@@ -72,14 +72,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--equal", type=int, default=4, help="trajectories of equal length")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--row-tokens", type=int, default=2048)
-    parser.add_argument("--peer-rows", type=int, default=5, help="trajectories of a microbatch")
+    parser.add_argument("--device-tokens", type=int, default=4096, help="of our microbatch")
+    parser.add_argument("--peer-rows", type=int, default=3, help="trajectories of a microbatch")
     arguments = parser.parse_args()
     if (arguments.source is None) != (arguments.peer_python is None):
         parser.error("--source and --peer-python go together; give both, or neither")
     return arguments
 
 
-def packing(row_tokens: int, mixed: list[workload.Sampled]) -> dict[str, float]:
+def packing(row_tokens: int, device_tokens: int, mixed: list[workload.Sampled]) -> dict[str, float]:
     """Share of the computed tokens that are not padding: of the timed mix, and of a rollout."""
     from learner_ours import pack  # here: it imports jax
 
@@ -87,8 +88,8 @@ def packing(row_tokens: int, mixed: list[workload.Sampled]) -> dict[str, float]:
     lengths = rng.integers(workload.LENGTHS[0], workload.LENGTHS[1] + 1, ROLLOUT).tolist()
     rollout = workload.draw(lengths, 1000)
     return {
-        "mix": round(pack(mixed, row_tokens).efficiency, 4),
-        "rollout": round(pack(rollout, row_tokens).efficiency, 4),
+        "mix": round(pack(mixed, row_tokens, device_tokens).efficiency, 4),
+        "rollout": round(pack(rollout, row_tokens, device_tokens).efficiency, 4),
     }
 
 
@@ -99,6 +100,7 @@ def measure(arguments: argparse.Namespace, kinds: dict[str, list[workload.Sample
         workload.save(batches, kinds)
         own = [str(HERE / "learner_ours.py"), str(arguments.checkpoint), str(batches)]
         own += ["--row-tokens", str(arguments.row_tokens)]
+        own += ["--device-tokens", str(arguments.device_tokens)]
         contestants = {"ours": Contestant(sys.executable, *own)}
         if arguments.peer_python is not None:
             peer = [str(HERE / "learner_transformers.py"), str(arguments.source), str(batches)]
@@ -169,7 +171,7 @@ def main() -> None:
         "mixed": workload.draw(workload.mixed_lengths(arguments.mixed), vocab),
         "equal": workload.draw([workload.EQUAL] * arguments.equal, vocab, seed=1),
     }
-    efficiency = packing(arguments.row_tokens, kinds["mixed"])
+    efficiency = packing(arguments.row_tokens, arguments.device_tokens, kinds["mixed"])
     found = measure(arguments, kinds)
     print(json.dumps(summary(kinds, found, efficiency)))
 

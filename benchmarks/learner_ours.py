@@ -1,6 +1,7 @@
 """A contestant of the learner benchmark: ours, on packed rows.
 
-    python benchmarks/learner_ours.py CHECKPOINT BATCHES.npz [--row-tokens 2048]
+    python benchmarks/learner_ours.py CHECKPOINT BATCHES.npz \
+        [--row-tokens 2048] [--device-tokens 4096]
 
 Started by `benchmarks/learner.py`; CHECKPOINT is a folder that `spade-jax convert` wrote. A step is
 packing, forward, backward, AdamW, and bringing what is reported to the host.
@@ -35,8 +36,8 @@ LEARNER = LearnerConfig(
 )
 
 
-def pack(sampled: list[workload.Sampled], row_tokens: int) -> Batch:
-    """The trajectories as one batch, a row in each microbatch."""
+def pack(sampled: list[workload.Sampled], row_tokens: int, device_tokens: int) -> Batch:
+    """The trajectories as one batch, in microbatches of so many tokens."""
     trajectories = tuple(
         Trajectory(
             tokens=one.tokens,
@@ -53,7 +54,7 @@ def pack(sampled: list[workload.Sampled], row_tokens: int) -> Batch:
     group = Group(Role.AGENT, "all", trajectories, np.zeros(len(sampled), np.float32), advantages)
     return make_batch(
         make_entries([group], LEARNER),
-        BatchConfig(row_tokens=row_tokens, device_tokens=row_tokens),
+        BatchConfig(row_tokens=row_tokens, device_tokens=device_tokens),
         {Role.AGENT: 1.0},
         policy_version=0,
         learner=LEARNER,
@@ -66,6 +67,7 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("batches", type=Path)
     parser.add_argument("--row-tokens", type=int, default=2048)
+    parser.add_argument("--device-tokens", type=int, default=4096)
     arguments = parser.parse_args()
     config = read_config(arguments.checkpoint)
     mesh = build_mesh(1, 1, 1, 1, jax.devices()[:1])
@@ -75,7 +77,9 @@ def main() -> None:
 
     def update(sampled: list[workload.Sampled]) -> float:
         nonlocal state
-        state, metrics = learner.step(state, pack(sampled, arguments.row_tokens))
+        state, metrics = learner.step(
+            state, pack(sampled, arguments.row_tokens, arguments.device_tokens)
+        )
         jax.block_until_ready(state)
         return metrics["loss/agent"]
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-QUERY_BLOCK = 128
+QUERY_BLOCK = 256
 KEY_BLOCK = 128
 MASKED = -1e30  # finite, so that a row of masked scores makes no NaN
 

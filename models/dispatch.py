@@ -142,12 +142,41 @@ def feed_forward(
     return leave(enter(x, experts.gate_up), scale, experts.down)
 
 
+@jax.custom_vjp
 def gated(
     gate_up: Float[Array, "rows two_mlp"], scale: Float[Array, " rows"]
 ) -> Float[Array, "rows mlp"]:
-    """Return silu(gate) * up * scale, in float32 inside; gate and up are stored side by side."""
-    gate, up = (half.astype(jnp.float32) for half in jnp.split(gate_up, 2, axis=-1))
+    """Return silu(gate) * up * scale, in float32 inside; gate and up are stored side by side.
+
+    The backward pass computes it again from them: nothing else of this size is kept.
+    """
+    gate, up = _halves(gate_up)
     return (jax.nn.silu(gate) * up * scale[:, None]).astype(gate_up.dtype)
+
+
+def _halves(gate_up: Array) -> tuple[Array, Array]:
+    gate, up = jnp.split(gate_up.astype(jnp.float32), 2, axis=-1)
+    return gate, up
+
+
+def _gated_forward(gate_up: Array, scale: Array):
+    return gated(gate_up, scale), (gate_up, scale)
+
+
+def _gated_backward(residuals: tuple[Array, Array], grad: Array):
+    """With s the logistic of gate: d silu / d gate = s (1 + gate (1 - s))."""
+    gate_up, scale = residuals
+    gate, up = _halves(gate_up)
+    share = jax.nn.sigmoid(gate)
+    wide = grad.astype(jnp.float32)
+    of_scale = jnp.sum(wide * gate * share * up, axis=-1)
+    wide = wide * scale[:, None]
+    of_gate = wide * up * share * (1.0 + gate * (1.0 - share))
+    both = jnp.concatenate([of_gate, wide * gate * share], axis=-1)
+    return both.astype(gate_up.dtype), of_scale.astype(scale.dtype)
+
+
+gated.defvjp(_gated_forward, _gated_backward)
 
 
 # ---- all tokens here

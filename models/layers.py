@@ -8,6 +8,7 @@ needs a mesh in context. Parameters are drawn in float32; `cast_params` rounds t
 products to the dtype of the activations; the small parts here compute in float32 whatever it is.
 """
 
+import functools
 import math
 from typing import TypeVar
 
@@ -68,14 +69,46 @@ class RMSNorm(nnx.Module):
         return rms_norm(x, self.scale[...], self.eps)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def rms_norm(
     x: Float[Array, "*batch size"], scale: Float[Array, " size"], eps: float
 ) -> Float[Array, "*batch size"]:
     """Scale the last axis to unit root mean square, then by a learned weight, in float32."""
+    return (_unit(x, eps)[0] * _spread(scale, x)).astype(x.dtype)
+
+
+def _unit(x: Array, eps: float) -> tuple[Array, Array]:
+    """The input at unit root mean square, and what it was multiplied by."""
     wide = x.astype(jnp.float32)
-    mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-    scale = jnp.expand_dims(scale.astype(jnp.float32), tuple(range(x.ndim - 1)))
-    return (wide * jax.lax.rsqrt(mean_square + eps) * scale).astype(x.dtype)
+    by = jax.lax.rsqrt(_row_sums(wide, wide) / x.shape[-1] + eps)[..., None]
+    return wide * by, by
+
+
+def _row_sums(left: Array, right: Array) -> Array:
+    """Sum the products along the last axis. A product of matrices, as which a CPU does it fast."""
+    return jnp.einsum("...e,...e->...", left, right, precision=jax.lax.Precision.HIGHEST)
+
+
+def _spread(scale: Array, x: Array) -> Array:
+    return jnp.expand_dims(scale.astype(jnp.float32), tuple(range(x.ndim - 1)))
+
+
+def _rms_norm_forward(x: Array, scale: Array, eps: float):
+    return rms_norm(x, scale, eps), (x, scale)
+
+
+def _rms_norm_backward(eps: float, residuals: tuple[Array, Array], grad: Array):
+    """With u the unit input and g = grad scale: d x = by (g - u mean(g u)), d scale = sum(grad u)."""
+    x, scale = residuals
+    unit, by = _unit(x, eps)
+    grad = grad.astype(jnp.float32)
+    scaled = grad * _spread(scale, x)
+    mean = _row_sums(scaled, unit)[..., None] / x.shape[-1]
+    of_scale = jnp.sum(grad * unit, axis=tuple(range(x.ndim - 1)))
+    return (by * (scaled - unit * mean)).astype(x.dtype), of_scale.astype(scale.dtype)
+
+
+rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
 
 
 def rotary_frequencies(
@@ -111,7 +144,18 @@ def rotary_angles(
     """Return cosine and sine of position × frequency, the same for every head."""
     frequencies = jnp.asarray(rotary_frequencies(head_dim, theta, scaling))
     angles = positions.astype(jnp.float32)[:, :, None, None] * frequencies[None, None, None, :]
-    return jnp.cos(angles), jnp.sin(angles)
+    cos, sin = jax.lax.platform_dependent(
+        jnp.cos(angles), jnp.sin(angles), cpu=_computed_once, default=lambda *both: both
+    )
+    return cos, sin
+
+
+def _computed_once(*arrays: Array) -> tuple[Array, ...]:
+    """Return the same numbers as the result of a product, which a CPU's compiler does not fuse:
+    every layer would compute cosine and sine again for every head.
+    """
+    one = jnp.eye(arrays[0].shape[-1], dtype=jnp.float32)
+    return tuple(jnp.matmul(x, one, precision=jax.lax.Precision.HIGHEST) for x in arrays)
 
 
 def rotate(
