@@ -20,7 +20,6 @@ from models.execution import Execution
 from models.sharding import build_mesh
 from models.weights import load_weights
 from spade_jax.config import BatchConfig, LearnerConfig
-from spade_jax.heap import keep_freed_memory
 from spade_jax.learner.batch import Batch, make_batch, make_entries
 from spade_jax.learner.step import Learner
 from spade_jax.types import Group, Role, Trajectory
@@ -70,7 +69,6 @@ def main() -> None:
     parser.add_argument("--row-tokens", type=int, default=2048)
     parser.add_argument("--device-tokens", type=int, default=4096)
     arguments = parser.parse_args()
-    keep_freed_memory()
     config = read_config(arguments.checkpoint)
     mesh = build_mesh(1, 1, 1, 1, jax.devices()[:1])
     execution = backends.resolve(Execution(), config)

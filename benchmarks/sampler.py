@@ -49,8 +49,6 @@ from sampler_ours import (
 )
 from sampler_workload import Scripted, Timed
 
-from spade_jax.heap import keep_freed_memory
-
 PARTS = ("peers", "roofline", "costs", "small", "gaps", "cycles")
 TURNS = 4
 
@@ -158,7 +156,6 @@ def contest(
 def main() -> None:
     """Run the parts and print the goals."""
     arguments = parse()
-    keep_freed_memory()
     model = load_model(arguments.checkpoint, "float32")
     text = token_text(arguments.checkpoint)
     goals = []

@@ -98,10 +98,7 @@ def _rms_norm_forward(x: Array, scale: Array, eps: float):
 
 
 def _rms_norm_backward(eps: float, residuals: tuple[Array, Array], grad: Array):
-    """With u the unit input and g = grad scale: d x = by (g - u mean(g u)).
-
-    And d scale = sum(grad u), over all but the last axis.
-    """
+    """With u the unit input and g = grad scale: d x = by (g - u mean(g u)), d scale = sum(grad u)."""
     x, scale = residuals
     unit, by = _unit(x, eps)
     grad = grad.astype(jnp.float32)

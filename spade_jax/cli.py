@@ -25,7 +25,6 @@ from models.errors import ModelError
 from spade_jax.config import Config, RunConfig
 from spade_jax.details import CONVERT_DETAILS, GENERATE_DETAILS
 from spade_jax.errors import ConfigError, SpadeError
-from spade_jax.heap import keep_freed_memory
 from spade_jax.terminal import mute, visible
 
 COMMANDS = {
@@ -100,7 +99,6 @@ def _run(arguments: list[str]) -> int:
         parse_overrides(Config(), ["--help"])
     flags = {flag for flag in _TRAIN_FLAGS if command == "train" and flag in arguments[1:]}
     config = _read_config(command, [word for word in arguments if word not in flags])
-    keep_freed_memory()
     # Imported here so that help and bad options answer without loading jax.
     if command == "train":
         from spade_jax.train import train
@@ -286,7 +284,6 @@ def _generate(arguments: list[str]) -> int:
     # Read when jax is imported; programs that were compiled before are found there.
     kept = os.path.expanduser(RunConfig().compile_cache)
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", kept)
-    keep_freed_memory()
     from spade_jax.generate import Options, generate
 
     return generate(Options(**vars(options)))
