@@ -3,7 +3,7 @@
     spade-jax convert SmolLM2.gguf CHECKPOINT
     python benchmarks/learner.py CHECKPOINT [--source SmolLM2.gguf \
         --peer-python TORCH_ENV/bin/python] [--mixed 10] [--equal 4] [--repeat 3] \
-        [--row-tokens 2048] [--device-tokens 4096] [--peer-rows 3]
+        [--row-tokens 2048] [--device-tokens 2048] [--peer-rows 2]
 
 Forward, backward and AdamW of the GRPO loss, from the same weights: once on a mix of 50 to 1,500
 tokens, packed by us and padded by the peer, and once on trajectories of 1,024 tokens, where nobody
@@ -72,8 +72,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--equal", type=int, default=4, help="trajectories of equal length")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--row-tokens", type=int, default=2048)
-    parser.add_argument("--device-tokens", type=int, default=4096, help="of our microbatch")
-    parser.add_argument("--peer-rows", type=int, default=3, help="trajectories of a microbatch")
+    parser.add_argument("--device-tokens", type=int, default=2048, help="of our microbatch")
+    parser.add_argument("--peer-rows", type=int, default=2, help="trajectories of a microbatch")
     arguments = parser.parse_args()
     if (arguments.source is None) != (arguments.peer_python is None):
         parser.error("--source and --peer-python go together; give both, or neither")

@@ -1,7 +1,7 @@
 """A contestant of the learner benchmark: ours, on packed rows.
 
     python benchmarks/learner_ours.py CHECKPOINT BATCHES.npz \
-        [--row-tokens 2048] [--device-tokens 4096]
+        [--row-tokens 2048] [--device-tokens 2048]
 
 Started by `benchmarks/learner.py`; CHECKPOINT is a folder that `spade-jax convert` wrote. A step is
 packing, forward, backward, AdamW, and bringing what is reported to the host.
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("batches", type=Path)
     parser.add_argument("--row-tokens", type=int, default=2048)
-    parser.add_argument("--device-tokens", type=int, default=4096)
+    parser.add_argument("--device-tokens", type=int, default=2048)
     arguments = parser.parse_args()
     config = read_config(arguments.checkpoint)
     mesh = build_mesh(1, 1, 1, 1, jax.devices()[:1])

@@ -13,6 +13,23 @@ from models.sharding import build_mesh
 CHOSEN = np.array([[2, 0], [1, 2], [-1, 9], [0, 1], [2, 2]], np.int32)
 
 
+def test_gradients_of_a_gate_are_those_of_its_formula():
+    """Against automatic differentiation of the formula as it is written down."""
+    rng = np.random.default_rng(2)
+    gate_up, grad = (jnp.asarray(rng.standard_normal((5, n)) * 3, jnp.float32) for n in (8, 4))
+    scale = jnp.asarray(rng.standard_normal(5), jnp.float32)
+
+    def formula(gate_up, scale):
+        gate, up = gate_up[:, :4], gate_up[:, 4:]
+        return gate / (1 + jnp.exp(-gate)) * up * scale[:, None]
+
+    found, back = jax.vjp(dispatch.gated, gate_up, scale)
+    expected, plain = jax.vjp(formula, gate_up, scale)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    for ours, theirs in zip(back(grad), plain(grad), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
 def test_copies_are_sorted_stably_and_strangers_come_last():
     plan = sort_copies(jnp.asarray(CHOSEN), 3)
     assert plan.order.tolist() == [1, 6, 2, 7, 0, 3, 8, 9, 4, 5]

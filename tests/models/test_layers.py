@@ -1,9 +1,10 @@
 """RMSNorm and rotary positions against hand-computed and independent values."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.layers import RMSNorm, rotary_angles, rotate
+from models.layers import RMSNorm, rms_norm, rotary_angles, rotate
 
 
 def test_rms_norm_by_hand():
@@ -12,6 +13,27 @@ def test_rms_norm_by_hand():
     # mean square of (3, 4) is 12.5; with eps 0.5 the root is sqrt(13)
     expected = [[3 / 13**0.5, 40 / 13**0.5]]
     np.testing.assert_allclose(norm(jnp.array([[3.0, 4.0]])), expected, rtol=1e-6)
+
+
+def test_gradients_of_rms_norm_are_those_of_its_formula():
+    """Against automatic differentiation of the formula as it is written down."""
+    rng = np.random.default_rng(1)
+    x, grad = (jnp.asarray(rng.standard_normal((2, 5, 12)), jnp.float32) for _ in range(2))
+    scale = jnp.asarray(rng.standard_normal(12), jnp.float32)
+
+    def formula(x, scale):
+        root = jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 0.1)
+        return x / root * scale[None, None]
+
+    found, back = jax.vjp(lambda x, scale: rms_norm(x, scale, 0.1), x, scale)
+    expected, plain = jax.vjp(formula, x, scale)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    for ours, theirs in zip(back(grad), plain(grad), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    low = jax.grad(lambda x: rms_norm(x, scale, 0.1).astype(jnp.float32).sum())(
+        x.astype(jnp.bfloat16)
+    )
+    assert low.dtype == jnp.bfloat16
 
 
 def test_rotary_is_a_complex_rotation_of_half_split_pairs():
