@@ -74,15 +74,14 @@ def rms_norm(
     x: Float[Array, "*batch size"], scale: Float[Array, " size"], eps: float
 ) -> Float[Array, "*batch size"]:
     """Scale the last axis to unit root mean square, then by a learned weight, in float32."""
-    # As rows of one batch axis: a CPU divides work along the first axis alone, which may be 1.
-    rows = x.reshape(-1, x.shape[-1])
-    return (_unit(rows, eps)[0] * _spread(scale)).astype(x.dtype).reshape(x.shape)
+    # Batch axes stay apart: as one, heads that a mesh splits would have to be gathered.
+    return (_unit(x, eps)[0] * _spread(scale, x)).astype(x.dtype)
 
 
 def _unit(x: Array, eps: float) -> tuple[Array, Array]:
     """The input at unit root mean square, and what it was multiplied by."""
     wide = x.astype(jnp.float32)
-    by = jax.lax.rsqrt(_row_sums(wide, wide) / x.shape[-1] + eps)[:, None]
+    by = jax.lax.rsqrt(_row_sums(wide, wide) / x.shape[-1] + eps)[..., None]
     return wide * by, by
 
 
@@ -91,8 +90,8 @@ def _row_sums(left: Array, right: Array) -> Array:
     return jnp.einsum("...e,...e->...", left, right, precision=jax.lax.Precision.HIGHEST)
 
 
-def _spread(scale: Array) -> Array:
-    return scale.astype(jnp.float32)[None]
+def _spread(scale: Array, x: Array) -> Array:
+    return jnp.expand_dims(scale.astype(jnp.float32), tuple(range(x.ndim - 1)))
 
 
 def _rms_norm_forward(x: Array, scale: Array, eps: float):
@@ -105,12 +104,12 @@ def _rms_norm_backward(eps: float, residuals: tuple[Array, Array], grad: Array):
     And d scale = sum(grad u), over all but the last axis.
     """
     x, scale = residuals
-    unit, by = _unit(x.reshape(-1, x.shape[-1]), eps)
-    rows = grad.astype(jnp.float32).reshape(unit.shape)
-    scaled = rows * _spread(scale)
-    mean = _row_sums(scaled, unit)[:, None] / x.shape[-1]
-    of_x = (by * (scaled - unit * mean)).astype(x.dtype).reshape(x.shape)
-    return of_x, jnp.sum(rows * unit, axis=0).astype(scale.dtype)
+    unit, by = _unit(x, eps)
+    grad = grad.astype(jnp.float32)
+    scaled = grad * _spread(scale, x)
+    mean = _row_sums(scaled, unit)[..., None] / x.shape[-1]
+    of_scale = jnp.sum(grad * unit, axis=tuple(range(x.ndim - 1)))
+    return (by * (scaled - unit * mean)).astype(x.dtype), of_scale.astype(scale.dtype)
 
 
 rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from models.layers import RMSNorm, rms_norm, rotary_angles, rotate
 
@@ -34,6 +35,24 @@ def test_gradients_of_rms_norm_are_those_of_its_formula():
         x.astype(jnp.bfloat16)
     )
     assert low.dtype == jnp.bfloat16
+
+
+def test_rms_norm_of_split_heads_gathers_nothing():
+    """Normed queries and keys: rows lie on some devices, heads on others."""
+    mesh = jax.make_mesh((2, 4), ("data", "tensor"), devices=jax.devices()[:8])
+    x = jax.ShapeDtypeStruct((2, 6, 4, 8), jnp.float32)
+    scale = jax.ShapeDtypeStruct((8,), jnp.float32)
+    heads = NamedSharding(mesh, PartitionSpec("data", None, "tensor"))
+    whole = NamedSharding(mesh, PartitionSpec())
+
+    def both(x, scale, grad):
+        found, back = jax.vjp(lambda x, scale: rms_norm(x, scale, 1e-6), x, scale)
+        return found, *back(grad)
+
+    split = jax.jit(both, in_shardings=(heads, whole, heads), out_shardings=(heads, heads, whole))
+    text = split.lower(x, scale, x).compile().as_text()
+    assert "all-gather" not in text and "all-to-all" not in text
+    assert "all-reduce" in text  # of the gradient of the scale
 
 
 def test_rotary_is_a_complex_rotation_of_half_split_pairs():
