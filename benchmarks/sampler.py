@@ -175,6 +175,8 @@ def main() -> None:
         goals += costs.small(tiny, small_text, arguments.repeat)
     if "gaps" in arguments.parts:
         goals += gaps.bfloat16(load_model(arguments.checkpoint, "bfloat16"), text)
+        gaps.int8(model, text)
+        goals += gaps.embedded()
     if "cycles" in arguments.parts:
         goals += cycles.run(arguments.cycles)
     print(to_line(goals))

@@ -1,13 +1,18 @@
-"""Log-probabilities of the sampler against those of the learner's forward on the same tokens."""
+"""Log-probabilities of the sampler against those of the learner's forward on the same tokens.
+
+In float32, in bfloat16 over many turns, with int8 weights in the sampler, and in float32 on the
+embedded policy. Of int8 there is no goal: what it costs is printed.
+"""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from sampler_ours import Model, goal, make_engine, play, say
+from sampler_ours import ROOT, Model, goal, load_model, make_engine, play, say
 from sampler_workload import Scripted
 
+from models.tokenizer import load_tokenizer
 from models.transformer import forward, logits
 from spade_jax.types import Trajectory
 
@@ -16,6 +21,8 @@ CHUNK = 128  # sampled tokens whose scores of the whole vocabulary exist at one 
 LONG_TURNS, TURN_TOKENS, LONG_EPISODES = 25, 16, 8
 MARGIN = 1.25
 """What the last five turns may have more than the first five before it is called drift."""
+INT8_EPISODES, INT8_PROMPT, INT8_LENGTHS = 16, 200, [128]
+TINY_EPISODES, TINY_PROMPT, TINY_LENGTHS, TINY_REPLY = 16, 300, [200, 150], 40
 
 
 def gaps(model: Model, trajectories: list[Trajectory]) -> list[np.ndarray]:
@@ -88,3 +95,39 @@ def bfloat16(model: Model, text: list[int]) -> list[dict[str, Any]]:
         goal("logprob_gap_bfloat16_mean", float(np.mean(means)), 5e-3, least=False),
         goal("logprob_gap_bfloat16_last_over_first_turns", last / first, MARGIN, least=False),
     ]
+
+
+def int8(model: Model, text: list[int]) -> None:
+    """Print how far a sampler with int8 weights is from the learner, which keeps its own."""
+    episodes = [
+        Scripted(index, text[index * INT8_PROMPT :][:INT8_PROMPT], INT8_LENGTHS, [])
+        for index in range(INT8_EPISODES)
+    ]
+    context = episodes[0].context_tokens
+    engine = make_engine(model, INT8_EPISODES, context, weights="int8")
+    found = np.concatenate(gaps(model, play(engine, model, episodes).trajectories))
+    say(
+        f"int8 weights in the sampler, gap over {len(found)} tokens: mean {found.mean():.2e}, "
+        f"median {np.median(found):.2e}, max {found.max():.2e}"
+    )
+
+
+def embedded() -> list[dict[str, Any]]:
+    """The largest gap of the policy that `configs/tiny.py` starts from, among programs, of which it
+    writes.
+    """
+    folder = ROOT / "assets" / "tiny"
+    model = load_model(folder, "float32")
+    families = sorted((ROOT / "spade_jax" / "envs" / "library").glob("*families.py"))
+    source = "\n".join(file.read_text(encoding="utf-8") for file in families)
+    text = np.asarray(load_tokenizer(folder).encode(source)).tolist()
+    apart = TINY_PROMPT + TINY_REPLY
+    pieces = [text[index * apart :][:apart] for index in range(TINY_EPISODES)]
+    episodes = [
+        Scripted(index, piece[:TINY_PROMPT], TINY_LENGTHS, [piece[TINY_PROMPT:]])
+        for index, piece in enumerate(pieces)
+    ]
+    engine = make_engine(model, TINY_EPISODES, episodes[0].context_tokens)
+    found = np.concatenate(gaps(model, play(engine, model, episodes).trajectories))
+    say(f"tiny, gap over {len(found)} tokens: mean {found.mean():.2e}, max {found.max():.2e}")
+    return [goal("logprob_gap_tiny_float32_max", float(found.max()), 1e-5, least=False)]
