@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spade_jax.config import Config
+from spade_jax.errors import ConfigError
 from spade_jax.plan.memory import PURPOSES, Memory, account, refusal
 from spade_jax.plan.programs import Compiled, Meshes, compile_all, lay_out
 from spade_jax.plan.topology import GIB, Site, find_site
@@ -56,7 +57,17 @@ def plan(
 
 
 def make_plan(config: Config, site: Site, episode_tokens: int | None, utilisation: float) -> Plan:
-    """Compile everything, and add it up."""
+    """Compile everything, and add it up.
+
+    Raises:
+        ConfigError: episodes are longer than the context they are sampled in.
+    """
+    context = config.engine.context_tokens
+    if episode_tokens is not None and episode_tokens > context:
+        raise ConfigError(
+            f"--episode-tokens {episode_tokens} is more than engine.context_tokens={context}, in "
+            f"which every episode has to fit; give at most that"
+        )
     meshes = lay_out(config, site)
     assumed = Assumed(episode_tokens or default_episode(config), utilisation=utilisation)
     step = count(config, site, meshes, assumed)

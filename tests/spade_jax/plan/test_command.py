@@ -174,6 +174,10 @@ def test_the_command(
         ([str(MICRO), "--topology", "local", "--mesh.tenser", "2"], "did you mean mesh.tensor?"),
         ([str(MICRO), "--topology", "local", "--utilisation", "2"], "at most 1"),
         ([str(MICRO), "--topology", "local", "--episode-tokens", "1"], "at least 16"),
+        (
+            [str(MICRO), "--topology", "local", "--episode-tokens", "99999"],
+            "more than engine.context_tokens=",
+        ),
         ([str(MICRO), "--topology", "local", "--mesh.tensor", "5"], "does not divide the 8"),
     ],
 )
