@@ -23,6 +23,7 @@ MARGIN = 1.25
 """What the last five turns may have more than the first five before it is called drift."""
 INT8_EPISODES, INT8_PROMPT, INT8_LENGTHS = 16, 200, [128]
 TINY_EPISODES, TINY_PROMPT, TINY_LENGTHS, TINY_REPLY = 16, 300, [200, 150], 40
+TINY_SLOTS = 64  # of configs/tiny.py
 
 
 def gaps(model: Model, trajectories: list[Trajectory]) -> list[np.ndarray]:
@@ -127,7 +128,7 @@ def embedded() -> list[dict[str, Any]]:
         Scripted(index, piece[:TINY_PROMPT], TINY_LENGTHS, [piece[TINY_PROMPT:]])
         for index, piece in enumerate(pieces)
     ]
-    engine = make_engine(model, TINY_EPISODES, episodes[0].context_tokens)
+    engine = make_engine(model, TINY_SLOTS, episodes[0].context_tokens)
     found = np.concatenate(gaps(model, play(engine, model, episodes).trajectories))
     say(f"tiny, gap over {len(found)} tokens: mean {found.mean():.2e}, max {found.max():.2e}")
     return [goal("logprob_gap_tiny_float32_max", float(found.max()), 1e-5, least=False)]

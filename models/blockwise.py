@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from models import softmax
+from models.softmax import MASKED
+
 QUERY_BLOCK = 256
-KEY_BLOCK = 128
-MASKED = -1e30  # finite, so that a row of masked scores makes no NaN
+KEY_BLOCK = 128  # of the backward pass; the forward one takes chunks that join exactly
 
 
 def attend(
@@ -40,11 +42,13 @@ def attend(
 class _Grid:
     """The blocks of one attention: `blocks` of queries a row, each with its range of key blocks."""
 
-    def __init__(self, query: Array, key: Array, slot_ids: Array, first: Array, last: Array):
+    def __init__(
+        self, query: Array, key: Array, slot_ids: Array, first: Array, last: Array, keys: int
+    ) -> None:
         self.rows, seq, heads, self.dim = query.shape
         self.context, self.kv_heads = key.shape[1:3]
         self.group = heads // self.kv_heads
-        self.queries, self.keys = min(QUERY_BLOCK, seq), min(KEY_BLOCK, self.context)
+        self.queries, self.keys = min(QUERY_BLOCK, seq), min(keys, self.context)
         self.blocks = seq // self.queries
         self.slot_ids, self.first, self.last = slot_ids, first, last
 
@@ -116,7 +120,7 @@ def _attend_forward(
     query: Array, key: Array, value: Array, slot_ids: Array, first: Array, last: Array
 ):
     """Return the output, and for the backward pass the log-sum-exp of the scores as well."""
-    grid = _Grid(query, key, slot_ids, first, last)
+    grid = _Grid(query, key, slot_ids, first, last, softmax.WIDTH)
     width = grid.group * grid.queries
 
     def query_block(index: Array, results: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -125,25 +129,20 @@ def _attend_forward(
         low, high = grid.ranges(row, start)
 
         def key_block(block: Array, state: tuple[Array, Array, Array]):
-            peak, total, sums = state
             scores = _product("kqd,ckd->kqc", tile, grid.load_keys(key, row, block))
-            mask = grid.mask(low, high, block)
-            new_peak = jnp.maximum(peak, jnp.max(jnp.where(mask, scores, MASKED), axis=-1))
-            weights = jnp.where(mask, jnp.exp(scores - new_peak[:, :, None]), 0.0)
-            shrink = jnp.exp(peak - new_peak)
-            new = _product("kqc,ckd->kqd", weights, grid.load_keys(value, row, block))
-            total = total * shrink + jnp.sum(weights, axis=-1)
-            return new_peak, total, sums * shrink[:, :, None] + new
+            values = grid.load_keys(value, row, block).swapaxes(0, 1)
+            part = softmax.chunk(scores, grid.mask(low, high, block), values)
+            return softmax.join(state, part)
 
         zeros = jnp.zeros((grid.kv_heads, width), jnp.float32)
         state = (zeros + MASKED, zeros, jnp.zeros(tile.shape, jnp.float32))
         begin, end = grid.key_blocks(low, high)
-        peak, total, sums = jax.lax.fori_loop(begin, end, key_block, state)
+        exponent, total, sums = jax.lax.fori_loop(begin, end, key_block, state)
         total = jnp.where(total > 0, total, 1.0)  # a query that sees nothing gives zeros
         block = (sums / total[:, :, None]).astype(query.dtype)
         output = grid.store_queries(results[0], block, row, start)
-        log_sum = peak + jnp.log(total)
-        return output, jax.lax.dynamic_update_index_in_dim(results[1], log_sum, index, 0)
+        logs = softmax.log_sum(exponent, total)
+        return output, jax.lax.dynamic_update_index_in_dim(results[1], logs, index, 0)
 
     num_blocks = grid.rows * grid.blocks
     log_sums = jnp.zeros((num_blocks, grid.kv_heads, width), jnp.float32)
@@ -155,7 +154,7 @@ def _attend_forward(
 def _attend_backward(residuals: tuple[Array, ...], grad: Array):
     """Recompute the weights from the log-sum-exp; return gradients of query, key and value."""
     query, key, value, slot_ids, first, last, output, log_sums = residuals
-    grid = _Grid(query, key, slot_ids, first, last)
+    grid = _Grid(query, key, slot_ids, first, last, KEY_BLOCK)
     scale = grid.dim**-0.5
 
     def query_block(index: Array, grads: tuple[Array, Array, Array]):
@@ -167,7 +166,7 @@ def _attend_backward(residuals: tuple[Array, ...], grad: Array):
             * grid.load_queries(output, row, start).astype(jnp.float32),
             axis=-1,
         )
-        log_sum = log_sums[index]
+        logs = log_sums[index]
         low, high = grid.ranges(row, start)
 
         def key_block(block: Array, state: tuple[Array, Array, Array]):
@@ -175,7 +174,7 @@ def _attend_backward(residuals: tuple[Array, ...], grad: Array):
             keys, values = grid.load_keys(key, row, block), grid.load_keys(value, row, block)
             scores = _product("kqd,ckd->kqc", tile, keys)
             weights = jnp.where(
-                grid.mask(low, high, block), jnp.exp(scores - log_sum[:, :, None]), 0.0
+                grid.mask(low, high, block), jnp.exp(scores - logs[:, :, None]), 0.0
             )
             grad_weights = _product("kqd,ckd->kqc", grad_tile, values)
             grad_scores = weights * (grad_weights - shift[:, :, None])

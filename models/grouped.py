@@ -16,6 +16,8 @@ from jaxtyping import Array, Float, Int
 from models import kernels
 from models.kernels import Grouped
 
+FORWARD_ROWS, MOST_ROWS = 32, 128  # of a block, at most: of the product, and of its gradients
+
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def grouped_matmul(
@@ -54,13 +56,13 @@ def _products(backend: str) -> Grouped:
     return BLOCKS if backend == "blocks" else kernels.grouped(backend)
 
 
-def block_rows(rows: int, experts: int) -> int:
-    """Rows of one block: a power of two, at most half of an expert's fair share, in 8..128.
+def block_rows(rows: int, experts: int, most: int = MOST_ROWS) -> int:
+    """Rows of one block: a power of two, at most half of an expert's fair share, in 8..most.
 
     Smaller blocks read an expert's matrix more often, larger ones compute more rows for nothing.
     """
     share = max(rows // (2 * experts), 1)
-    return min(max(1 << (share.bit_length() - 1), 8), 128)
+    return min(max(1 << (share.bit_length() - 1), 8), most)
 
 
 def _each_group(group_sizes: Array, function: Callable, result: Array) -> Array:
@@ -94,7 +96,10 @@ def _window(start: Array, end: Array, index: Array, block: int, rows: int) -> tu
 def _multiply(x: Array, w: Array, group_sizes: Array, contract: int) -> Array:
     """Multiply each group of rows by its expert's matrix, contracting that matrix's given axis."""
     rows = x.shape[0]
-    block = min(block_rows(rows, w.shape[0]), rows)
+    # A CPU's library sums larger products in another order: with these, decode and training get
+    # the same numbers.
+    most = FORWARD_ROWS if contract == 0 else MOST_ROWS
+    block = min(block_rows(rows, w.shape[0], most), rows)
 
     def group(expert: Array, start: Array, end: Array, result: Array) -> Array:
         matrix = jax.lax.dynamic_index_in_dim(w, expert, keepdims=False)

@@ -152,10 +152,10 @@ def _chunked_forward(
         peak = chunk.max(scores)
         weights = jnp.exp(scores - peak[:, None])
         total = chunk.sum(weights)
-        log_total = peak + jnp.log(total)
         mean = chunk.sum(weights * scores) / total
         picked = chunk.sum(jnp.where(chunk.hit(targets), scores, 0.0))
-        found = picked, log_total, mean
+        # Of the peak first: the logarithm of the total has its last bits, which scores do not.
+        found = picked - peak - jnp.log(total), peak + jnp.log(total), mean
         return (
             chunk.put(state[0], found[0]),
             chunk.put(state[1], found[1]),
@@ -163,9 +163,9 @@ def _chunked_forward(
         )
 
     zeros = jnp.zeros(targets.shape, jnp.float32)
-    picked, log_total, mean = jax.lax.fori_loop(0, count, turn, (zeros, zeros, zeros))
+    logprobs, log_total, mean = jax.lax.fori_loop(0, count, turn, (zeros, zeros, zeros))
     # entropy = log_total - sum(p * scores)
-    result = picked - log_total, log_total - mean
+    result = logprobs, log_total - mean
     return result, (table, hidden, targets, heat, count, log_total, mean)
 
 

@@ -7,8 +7,9 @@ A platform takes the way that suits it. To decode, a CPU works through the pages
 some at a time, whatever rows they belong to, and joins the parts of each row at the end: no row
 waits for the longest. Pieces of prompts it takes one by one. Other devices want wide work: a block
 of keys of all rows at a time, as many as the longest row needs. What a row gets is the same numbers
-summed in the same order whatever the other rows are. There is no gradient. Products take operands
-in the dtype of the cache and sum in float32; the softmax is float32.
+summed in the same order whatever the other rows are, and on a CPU as in training, whose segments
+begin at whole chunks. There is no gradient. Products take operands in the dtype of the cache and
+sum in float32; the softmax is float32.
 """
 
 from collections.abc import Callable
@@ -17,13 +18,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from models import softmax
 from models.cache import Places
+from models.softmax import MASKED
 
 HEADS_AXIS, TOKENS_AXIS = 1, 2
 KEY_BLOCK = 512  # keys of a row in one block
-ITEM_TOKENS = 64  # keys of a row that a CPU takes as one
+ITEM_TOKENS = softmax.WIDTH  # keys of a row that a CPU takes as one: it sums as training does
 CHUNK_BYTES = 2**20  # of keys that a CPU gathers at a time: they stay in its cache
-MASKED = -1e30  # finite, so that a row of masked scores makes no NaN
 
 
 def shapes(
@@ -112,28 +114,27 @@ def _quotient(sums: Array, total: Array) -> Array:
     return sums / jnp.where(total == 0, 1.0, total)[..., None]
 
 
-def _blocks(tile: Array, keys: Array, values: Array, table: Array, last: Array) -> Array:
+def _blocks(
+    tile: Array, keys: Array, values: Array, table: Array, last: Array, size: int = 0
+) -> Array:
     """Take a block of keys of every row at a time."""
     rows, kv_heads, width, _ = tile.shape
     page_tokens = values.shape[2]
-    pages = min(max(KEY_BLOCK // page_tokens, 1), table.shape[1])  # of a row in a block
+    pages = min(max((size or KEY_BLOCK) // page_tokens, 1), table.shape[1])  # of a row in a block
     block = pages * page_tokens
     table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % pages)))
     last = jnp.tile(last, (1, width // last.shape[1]))
 
     def step(index: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        peak, total, sums = state
         here = jax.lax.dynamic_slice_in_dim(table, index * pages, pages, axis=1)
-        scores = _product("rkqd,rpkcd->rkqpc", tile, keys[here])
-        place = index * block + jnp.arange(block, dtype=last.dtype).reshape(pages, page_tokens)
-        seen = (place[None, None] <= last[:, :, None, None])[:, None]
-        scores = jnp.where(seen, scores, MASKED)
-        new_peak = jnp.maximum(peak, jnp.max(scores, axis=(3, 4)))
-        weights = jnp.where(seen, jnp.exp(scores - new_peak[..., None, None]), 0.0)
-        shrink = jnp.exp(peak - new_peak)
-        new = _product("rkqpc,rpkcd->rkqd", weights, values[here])
-        total = total * shrink + jnp.sum(weights, axis=(3, 4))
-        return new_peak, total, sums * shrink[..., None] + new
+
+        def gather(x: Array) -> Array:
+            return x[here].swapaxes(1, 2).reshape(rows, kv_heads, block, -1)
+
+        scores = _product("rkqd,rkcd->rkqc", tile, gather(keys))
+        place = index * block + jnp.arange(block, dtype=last.dtype)
+        seen = (place[None, None] <= last[:, :, None])[:, None]
+        return softmax.join(state, softmax.chunk(scores, seen, gather(values)))
 
     zeros = jnp.zeros((rows, kv_heads, width), jnp.float32)
     state = (zeros + MASKED, zeros, jnp.zeros(tile.shape, jnp.float32))
@@ -146,7 +147,7 @@ def _each_row(tile: Array, keys: Array, values: Array, table: Array, last: Array
 
     def row(inputs: tuple[Array, Array, Array]) -> Array:
         tile, table, last = (x[None] for x in inputs)
-        return _blocks(tile, keys, values, table, last)[0]
+        return _blocks(tile, keys, values, table, last, ITEM_TOKENS)[0]
 
     return jax.lax.map(row, (tile, table, last))
 
@@ -184,27 +185,24 @@ def _ragged(tile: Array, keys: Array, values: Array, table: Array, last: Array) 
 
         scores = _product("ikqd,ikcd->ikqc", tile[cut(row)], gather(keys))
         mask = place <= cut(seen)[:, None, None, None]
-        scores = jnp.where(mask, scores, MASKED)
-        peak = jnp.max(scores, axis=3, keepdims=True)
-        weights = jnp.where(mask, jnp.exp(scores - peak), 0.0)
-        sums = _product("ikqc,ikcd->ikqd", weights, gather(values))
-        new = peak[..., 0], jnp.sum(weights, axis=3), sums
-        peaks, totals, sums = (
+        exponents, totals, sums = (
             jax.lax.dynamic_update_slice_in_dim(x, y, index * chunk, axis=0)
-            for x, y in zip(parts, new, strict=True)
+            for x, y in zip(parts, softmax.chunk(scores, mask, gather(values)), strict=True)
         )
-        return peaks, totals, sums
+        return exponents, totals, sums
 
     zeros = jnp.zeros((item.shape[0], *tile.shape[1:3]), jnp.float32)
     parts = zeros, zeros, jnp.zeros((*zeros.shape, dim), jnp.float32)
+
     parts = jax.lax.fori_loop(0, (num_items + chunk - 1) // chunk, step, parts)
-    # The parts of each row, in a line as long as its table.
-    line = jnp.arange(columns, dtype=starts.dtype)[None]
-    index = jnp.minimum(starts[:, None] + line, item.shape[0] - 1)
-    live = (line < counts[:, None])[:, :, None, None]
-    peaks, totals, sums = (part[index] for part in parts)
-    peaks = jnp.where(live, peaks, MASKED)
-    share = jnp.where(live, jnp.exp(peaks - jnp.max(peaks, axis=1, keepdims=True)), 0.0)
-    total = jnp.sum(jnp.where(live, totals * share, 0.0), axis=1)
-    sums = jnp.sum(jnp.where(live[..., None], sums * share[..., None], 0.0), axis=1)
+
+    def join(column: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        index = jnp.minimum(starts + column, item.shape[0] - 1)
+        exponents, totals, sums = (part[index] for part in parts)
+        live = (column < counts)[:, None, None]
+        exponents = jnp.where(live, exponents, 2 * MASKED)  # below any: the part counts for nothing
+        return softmax.join(state, (exponents, totals, sums))
+
+    state = tuple(jnp.zeros((rows, *part.shape[1:]), jnp.float32) for part in parts)
+    _, total, sums = jax.lax.fori_loop(0, jnp.max(counts), join, (state[0] + MASKED, *state[1:]))
     return _quotient(sums, total)

@@ -5,6 +5,7 @@ Always float32 at the highest precision, whatever the rest of the model computes
 part in any number here. Sending tokens to their experts is `models.dispatch`.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -67,7 +68,7 @@ def route(
     picked_scores = jnp.sum(jnp.where(picked, scores[:, :, None, :], 0.0), axis=-1)
     log_total = jax.nn.logsumexp(scores, axis=-1)
     if normalize and experts_per_token > 1:
-        weights = jax.nn.softmax(picked_scores, axis=-1)  # their probabilities over their sum
+        weights = _softmax_of_few(picked_scores)  # their probabilities over their sum
     else:
         weights = jnp.exp(picked_scores - log_total[:, :, None])
     probs = jnp.exp(scores - log_total[:, :, None])
@@ -80,6 +81,19 @@ def route(
         balance=_balance(probs, live, row_load),
         router_z=jnp.sum(jnp.where(live, jnp.square(log_total), 0.0)),
     )
+
+
+def _softmax_of_few(scores: Float[Array, "rows seq chosen"]) -> Float[Array, "rows seq chosen"]:
+    """Softmax over the last axis, an entry of all tokens at a time.
+
+    A loop along the short axis a CPU computes with another exponential than one along the tokens,
+    depending on how many rows there are: decode and training would differ in the last bit.
+    """
+    entries = [scores[..., index] for index in range(scores.shape[-1])]
+    peak = functools.reduce(jnp.maximum, entries)
+    powers = [jnp.exp(entry - peak) for entry in entries]
+    total = sum(powers[1:], start=powers[0])
+    return jnp.stack([power / total for power in powers], axis=-1)
 
 
 def _balance(

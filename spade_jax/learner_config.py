@@ -20,9 +20,19 @@ class BatchConfig(Section):
     # tokens of all rows that one device has in a forward and backward pass; gradients accumulate
     # over passes
     device_tokens: int = 8192
+    # trajectories of a row begin at multiples of this (not those of a warm start, which nobody
+    # sampled). At 64 a CPU, which sums attention over as many keys at a time, computes the
+    # log-probabilities that it sampled with to the bit
+    align_tokens: int = 1
 
     def __post_init__(self) -> None:
         require(self.row_tokens >= 16, "batch.row_tokens", self.row_tokens, "at least 16")
+        require(
+            1 <= self.align_tokens <= self.row_tokens,
+            "batch.align_tokens",
+            self.align_tokens,
+            f"between 1 and batch.row_tokens={self.row_tokens}",
+        )
         if self.device_tokens < self.row_tokens:
             raise ConfigError(
                 f"batch.device_tokens={self.device_tokens} does not hold one row of "

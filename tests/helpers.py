@@ -92,12 +92,13 @@ def pack_groups(
     learner: LearnerConfig | None = None,
     shards: int = 1,
     version: int = 0,
+    align: int = 1,
 ) -> Batch:
     """One batch of all trajectories; `rows` are those of a device in one microbatch."""
     settings = LearnerConfig() if learner is None else learner
     return make_batch(
         make_entries(groups, settings),
-        BatchConfig(row_tokens=row_tokens, device_tokens=row_tokens * rows),
+        BatchConfig(row_tokens=row_tokens, device_tokens=row_tokens * rows, align_tokens=align),
         dict.fromkeys(Role, 1.0) if weights is None else weights,
         policy_version=version,
         learner=settings,

@@ -32,7 +32,7 @@ from spade_jax.config import BatchConfig, LearnerConfig
 from spade_jax.errors import ConfigError, SpadeError
 from spade_jax.learner.losses.masks import overlong
 from spade_jax.learner.losses.reduction import shares
-from spade_jax.learner.packing import arrange, pack
+from spade_jax.learner.packing import aligned, arrange, pack
 from spade_jax.types import Group, Role, Trajectory
 
 ROLES = (Role.AGENT, Role.DESIGNER)
@@ -142,7 +142,8 @@ def make_batch(
         )
     _check(entries, config, role_weights, learner)
     lengths = [len(entry.trajectory.tokens) for entry in entries]
-    places, sizes = arrange(pack(lengths, config.row_tokens), lengths, shards, config.device_rows)
+    rows = pack(lengths, config.row_tokens, config.align_tokens)
+    places, sizes = arrange(rows, lengths, shards, config.device_rows)
     shape = (sum(sizes), config.row_tokens)
     routing = entries[0].trajectory.routing if learner.router_replay else None
     flat = empty(shape, None if routing is None else routing.shape[1:])
@@ -155,7 +156,7 @@ def make_batch(
             _write(flat, at, segment_id, entry, learner)
             flat.weights[at] = np.where(entry.loss_mask, np.float32(weights[entry_index]), 0)
             flat.fresh[at] = entry.trajectory.policy_version == policy_version
-            start += lengths[entry_index]
+            start += aligned(lengths[entry_index], config.align_tokens)
     return Batch(flat, sizes)
 
 

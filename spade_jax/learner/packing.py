@@ -10,7 +10,12 @@ from collections.abc import Sequence
 TAIL_PARTS = 2  # the last microbatch is rounded up to half of the others: two compiled shapes
 
 
-def pack(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
+def aligned(length: int, align_tokens: int) -> int:
+    """Tokens of a row that a trajectory takes, so that the next begins at a multiple."""
+    return -(-length // align_tokens) * align_tokens
+
+
+def pack(lengths: Sequence[int], row_tokens: int, align_tokens: int = 1) -> list[list[int]]:
     """Assign indices to rows, longest first, each to the first row with room; ties keep order."""
     rows: list[list[int]] = []
     free: list[int] = []
@@ -21,7 +26,7 @@ def pack(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
             rows.append([])
             free.append(row_tokens)
         rows[row_index].append(index)
-        free[row_index] -= length
+        free[row_index] -= aligned(length, align_tokens)
     return rows
 
 

@@ -66,6 +66,28 @@ def test_every_trajectory_is_there_exactly_once_and_whole(rows: int, shards: int
     )
 
 
+def test_trajectories_begin_at_multiples() -> None:
+    """9 tokens take 12 of a row of 16, so that 4 more fit; the last of a row needs no filling."""
+    rows = pack([group_of(9, 4, 5, 11, 3)], align=4)  # 11 4 | 9 3 | 5
+    starts = [
+        np.flatnonzero((row == 0) & (ids > 0)).tolist()
+        for row, ids in zip(rows.positions, rows.segment_ids, strict=True)
+    ]
+    assert sorted(starts) == [[0], [0, 12], [0, 12]]
+    assert np.count_nonzero(rows.segment_ids) == 9 + 4 + 5 + 11 + 3
+    assert not rows.weights[rows.segment_ids == 0].any()
+    whole = pack([group_of(9, 7)], align=8)  # 7 after 16: another row
+    assert whole.tokens.shape == (2, 16)
+    assert pack([group_of(8, 7)], align=8).tokens.shape == (1, 16)
+
+
+def test_an_alignment_that_is_longer_than_a_row_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"align_tokens=17 .* between 1 and batch.row_tokens=16"):
+        BatchConfig(row_tokens=16, device_tokens=16, align_tokens=17)
+    with pytest.raises(ConfigError, match=r"batch.align_tokens=0"):
+        BatchConfig(align_tokens=0)
+
+
 def test_the_last_microbatch_is_no_larger_than_it_must_be() -> None:
     """Nine rows of eight a microbatch: the last has half of eight."""
     batch = pack_groups([group_of(*[16] * 9)], 16, 8)
