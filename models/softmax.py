@@ -2,8 +2,8 @@
 
 A chunk's weights are relative to a power of two near its largest, so that bringing two chunks to
 one scale rounds nothing: a running sum over chunks (training) and chunks computed apart and joined
-at the end (sampling) are the same numbers, bit for bit, if each chunk's are. Which keys a query sees
-and where they lie is the callers' affair; kernels have a softmax of their own.
+at the end (sampling) are the same numbers, bit for bit, if each chunk's are. Which keys a query
+sees and where they lie is the callers' affair; kernels have a softmax of their own.
 """
 
 import jax
