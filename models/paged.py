@@ -193,7 +193,6 @@ def _ragged(tile: Array, keys: Array, values: Array, table: Array, last: Array) 
 
     zeros = jnp.zeros((item.shape[0], *tile.shape[1:3]), jnp.float32)
     parts = zeros, zeros, jnp.zeros((*zeros.shape, dim), jnp.float32)
-
     parts = jax.lax.fori_loop(0, (num_items + chunk - 1) // chunk, step, parts)
 
     def join(column: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:

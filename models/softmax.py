@@ -1,4 +1,4 @@
-"""The softmax of attention over chunks of keys, such that chunks can be joined in any way.
+"""The softmax of attention over chunks of keys, joined so that only their order counts.
 
 A chunk's weights are relative to a power of two near its largest, so that bringing two chunks to
 one scale rounds nothing: a running sum over chunks (training) and chunks computed apart and joined
@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 MASKED = -1e30  # finite, so that a chunk of masked scores makes no NaN
-LOWEST = -1e6  # no score that counts is below
+LOWEST = -1e6  # a query whose scores are all below sees nothing
 WIDTH = 64  # keys of a chunk
-FEW_QUERIES = 3
+FEW_QUERIES = 3  # for as many the compiler of a CPU writes the loops of a product
 Part = tuple[Array, Array, Array]  # exponent, sum of weights, and of weighted values
 _LOG2_E = 1.4426950408889634
 # ln 2 in two parts: the product of the first with an exponent below 2^12 is exact.
