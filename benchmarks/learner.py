@@ -7,7 +7,8 @@
 
 Forward, backward and AdamW of the GRPO loss, from the same weights: once on a mix of 50 to 1,500
 tokens, packed by us and padded by the peer, and once on trajectories of 1,024 tokens, where nobody
-pads. On a CPU both compute in float32. The peer runs in an environment of its own with torch,
+pads. On a CPU both compute in float32, with memory in huge pages (GLIBC_TUNABLES) unless the
+variable is set otherwise. The peer runs in an environment of its own with torch,
 transformers, accelerate and gguf. Without it only our figures are taken, on whatever device jax
 finds, and the goals that need the peer are left out. Both are warm before the first timed step and
 take turns; the best step of each counts, by the clock, with processor time beside it. A rate counts
@@ -29,13 +30,15 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 ROLLOUT = 192  # trajectories of the packing that is only measured
+HUGE_PAGES = "glibc.malloc.hugetlb=1"  # as launch/local.sh has it
 
 
 class Contestant:
     """A process that takes steps when told."""
 
     def __init__(self, *command: str) -> None:
-        environment = os.environ | {"PYTHONPATH": str(HERE.parent)}
+        environment = {"GLIBC_TUNABLES": HUGE_PAGES} | os.environ
+        environment["PYTHONPATH"] = str(HERE.parent)
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
