@@ -31,15 +31,23 @@ def _cost(times: Sequence[Timed]) -> tuple[float, float]:
     )
 
 
+def _together(runs: Sequence[Timed]) -> Timed:
+    """Several runs as one."""
+    wall, cpu = sum(run.wall_s for run in runs), sum(run.cpu_s for run in runs)
+    return runs[-1]._replace(tokens=sum(run.tokens for run in runs), wall_s=wall, cpu_s=cpu)
+
+
 def queues(model: Model, text: list[int], repeat: int) -> list[dict[str, Any]]:
-    """Eight slots and ever more episodes; short runs are repeated as often as the long one."""
+    """Eight slots and ever more episodes, as many tokens of each queue: a short one is played
+    several times, and its runs count as one.
+    """
     episodes = {count: even_episodes(text, count) for count in QUEUES}
     engine = make_engine(model, 8, episodes[8][0].context_tokens)
     times: dict[int, list[Timed]] = {count: [] for count in QUEUES}
     for _ in range(repeat):
         for count in QUEUES:
-            for _ in range(QUEUES[-1] // count if count == QUEUES[0] else 1):
-                times[count].append(play(engine, model, episodes[count]).time)
+            runs = [play(engine, model, episodes[count]).time for _ in range(QUEUES[-1] // count)]
+            times[count].append(_together(runs))
     costs = {count: _cost(found) for count, found in times.items()}
     for count, (clock, processor) in costs.items():
         say(f"8 slots, {count} episodes: {clock:.2f} ms a token, processor {processor:.2f} ms")

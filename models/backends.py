@@ -8,6 +8,7 @@ import logging
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from models import kernels
 from models.config import TransformerConfig
@@ -51,6 +52,16 @@ def resolve(execution: Execution, config: TransformerConfig, device: Any = None)
         execution.remat,
     )
     return execution
+
+
+def compiler_options(mesh: Mesh) -> dict[str, bool] | None:
+    """Options of the compiler for the programs that run the model.
+
+    On a CPU casts are kept: one that is taken back later it leaves out in one program and not in
+    another, and in bfloat16 the sampler would not be the learner. Kernels have their own rounding.
+    """
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    return {"xla_allow_excess_precision": False} if on_cpu else None
 
 
 def _attention(execution: Execution, config: TransformerConfig, device: Any) -> Any:

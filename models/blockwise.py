@@ -104,11 +104,6 @@ class _Grid:
         return jnp.tile(seen, (self.group, 1))[None]
 
 
-def _product(spec: str, left: Array, right: Array) -> Array:
-    """Multiply in the dtype of `right`, and sum in float32."""
-    return jnp.einsum(spec, left.astype(right.dtype), right, preferred_element_type=jnp.float32)
-
-
 @jax.custom_vjp
 def _attend(
     query: Array, key: Array, value: Array, slot_ids: Array, first: Array, last: Array
@@ -129,7 +124,7 @@ def _attend_forward(
         low, high = grid.ranges(row, start)
 
         def key_block(block: Array, state: tuple[Array, Array, Array]):
-            scores = _product("kqd,ckd->kqc", tile, grid.load_keys(key, row, block))
+            scores = softmax.product("kqd,ckd->kqc", tile, grid.load_keys(key, row, block))
             values = grid.load_keys(value, row, block).swapaxes(0, 1)
             part = softmax.chunk(scores, grid.mask(low, high, block), values)
             return softmax.join(state, part)
@@ -172,15 +167,15 @@ def _attend_backward(residuals: tuple[Array, ...], grad: Array):
         def key_block(block: Array, state: tuple[Array, Array, Array]):
             grad_query, grad_key, grad_value = state
             keys, values = grid.load_keys(key, row, block), grid.load_keys(value, row, block)
-            scores = _product("kqd,ckd->kqc", tile, keys)
+            scores = softmax.product("kqd,ckd->kqc", tile, keys)
             weights = jnp.where(
                 grid.mask(low, high, block), jnp.exp(scores - logs[:, :, None]), 0.0
             )
-            grad_weights = _product("kqd,ckd->kqc", grad_tile, values)
+            grad_weights = softmax.product("kqd,ckd->kqc", grad_tile, values)
             grad_scores = weights * (grad_weights - shift[:, :, None])
-            grad_query = grad_query + _product("kqc,ckd->kqd", grad_scores, keys) * scale
-            new_key = _product("kqc,kqd->ckd", grad_scores, tile)
-            new_value = _product("kqc,kqd->ckd", weights, grad_tile)
+            grad_query = grad_query + softmax.product("kqc,ckd->kqd", grad_scores, keys) * scale
+            new_key = softmax.product("kqc,kqd->ckd", grad_scores, tile)
+            new_value = softmax.product("kqc,kqd->ckd", weights, grad_tile)
             grad_key = grid.add_keys(grad_key, new_key, row, block)
             return grad_query, grad_key, grid.add_keys(grad_value, new_value, row, block)
 

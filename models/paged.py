@@ -1,7 +1,8 @@
 """Attention over the pages of a cache without a kernel: each query sees the keys of its row's pages
 up to its own position.
 
-    keys, values    [pages, kv_heads, page_tokens, head_dim]
+    keys      [pages, kv_heads, head_dim, page_tokens]      as the product with a query reads them
+    values    [pages, kv_heads, page_tokens, head_dim]
 
 A platform takes the way that suits it. To decode, a CPU works through the pages that are in use,
 some at a time, whatever rows they belong to, and joins the parts of each row at the end: no row
@@ -12,6 +13,7 @@ begin at whole chunks. There is no gradient. Products take operands in the dtype
 sum in float32; the softmax is float32.
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -22,38 +24,40 @@ from models import softmax
 from models.cache import Places
 from models.softmax import MASKED
 
-HEADS_AXIS, TOKENS_AXIS = 1, 2
+HEADS_AXIS, TOKENS_AXIS = 1, 3  # of the keys
 KEY_BLOCK = 512  # keys of a row in one block
 ITEM_TOKENS = softmax.WIDTH  # keys of a row that a CPU takes as one: it sums as training does
-CHUNK_BYTES = 2**20  # of keys that a CPU gathers at a time: they stay in its cache
+CHUNK_BYTES = 3 * 2**19  # of keys that a CPU gathers at a time: they stay in its cache
 
 
 def shapes(
     num_pages: int, page_tokens: int, kv_heads: int, head_dim: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shapes of the keys and of the values of a layer on one device."""
-    shape = (num_pages, kv_heads, page_tokens, head_dim)
-    return shape, shape
+    return (
+        (num_pages, kv_heads, head_dim, page_tokens),
+        (num_pages, kv_heads, page_tokens, head_dim),
+    )
 
 
 def write(
-    keys: Float[Array, "pages kv_heads page_tokens head_dim"],
+    keys: Float[Array, "pages kv_heads head_dim page_tokens"],
     values: Float[Array, "pages kv_heads page_tokens head_dim"],
     key: Float[Array, "rows seq kv_heads head_dim"],
     value: Float[Array, "rows seq kv_heads head_dim"],
     where: Places,
 ) -> tuple[
-    Float[Array, "pages kv_heads page_tokens head_dim"],
+    Float[Array, "pages kv_heads head_dim page_tokens"],
     Float[Array, "pages kv_heads page_tokens head_dim"],
 ]:
     """Write keys and values at their places."""
-    keys = keys.at[where.pages, :, where.offsets].set(key, mode="drop")
+    keys = keys.at[where.pages, :, :, where.offsets].set(key, mode="drop")
     return keys, values.at[where.pages, :, where.offsets].set(value, mode="drop")
 
 
 def attend(
     query: Float[Array, "rows seq heads head_dim"],
-    keys: Float[Array, "pages kv_heads page_tokens head_dim"],
+    keys: Float[Array, "pages kv_heads head_dim page_tokens"],
     values: Float[Array, "pages kv_heads page_tokens head_dim"],
     page_table: Int[Array, "rows pages_per_row"],
     last: Int[Array, "rows seq"],
@@ -81,8 +85,11 @@ def attend_wide(
     page_table: Int[Array, "rows pages_per_row"],
     last: Int[Array, "rows seq"],
 ) -> Float[Array, "rows seq heads head_dim"]:
-    """Do what `attend` does on an accelerator, for queries that are scaled already."""
-    return _by_head(_blocks, query, keys, values, page_table, last)
+    """Do what `attend` does on an accelerator, for queries that are scaled already, and keys that
+    lie as values do.
+    """
+    core = functools.partial(_blocks, turned=False)
+    return _by_head(core, query, keys, values, page_table, last)
 
 
 def _by_head(
@@ -104,20 +111,22 @@ def _by_head(
     return output.reshape(query.shape).astype(query.dtype)
 
 
-def _product(spec: str, left: Array, right: Array) -> Array:
-    """Multiply in the dtype of `right`, and sum in float32."""
-    return jnp.einsum(spec, left.astype(right.dtype), right, preferred_element_type=jnp.float32)
-
-
 def _quotient(sums: Array, total: Array) -> Array:
     """Divide by the sum of the weights, which is 0 where a query sees nothing."""
     return sums / jnp.where(total == 0, 1.0, total)[..., None]
 
 
 def _blocks(
-    tile: Array, keys: Array, values: Array, table: Array, last: Array, size: int = 0
+    tile: Array,
+    keys: Array,
+    values: Array,
+    table: Array,
+    last: Array,
+    size: int = 0,
+    *,
+    turned: bool = True,
 ) -> Array:
-    """Take a block of keys of every row at a time."""
+    """Take a block of keys of every row at a time; `turned` keys have tokens as their last axis."""
     rows, kv_heads, width, _ = tile.shape
     page_tokens = values.shape[2]
     pages = min(max((size or KEY_BLOCK) // page_tokens, 1), table.shape[1])  # of a row in a block
@@ -131,7 +140,11 @@ def _blocks(
         def gather(x: Array) -> Array:
             return x[here].swapaxes(1, 2).reshape(rows, kv_heads, block, -1)
 
-        scores = _product("rkqd,rkcd->rkqc", tile, gather(keys))
+        if turned:
+            beside = keys[here].transpose(0, 2, 3, 1, 4).reshape(rows, kv_heads, -1, block)
+            scores = softmax.product("rkqd,rkdc->rkqc", tile, beside)
+        else:
+            scores = softmax.product("rkqd,rkcd->rkqc", tile, gather(keys))
         place = index * block + jnp.arange(block, dtype=last.dtype)
         seen = (place[None, None] <= last[:, :, None])[:, None]
         return softmax.join(state, softmax.chunk(scores, seen, gather(values)))
@@ -179,15 +192,15 @@ def _ragged(tile: Array, keys: Array, values: Array, table: Array, last: Array) 
         def cut(x: Array) -> Array:
             return jax.lax.dynamic_slice_in_dim(x, index * chunk, chunk)
 
-        def gather(x: Array) -> Array:
-            # The pages of an item in one line for each head, so that products are few and long.
-            return x[cut(page)].swapaxes(1, 2).reshape(chunk, x.shape[1], size, dim)
-
-        scores = _product("ikqd,ikcd->ikqc", tile[cut(row)], gather(keys))
+        # The pages of an item in one line for each head, so that products are few and long.
+        here = cut(page)
+        key = keys[here].transpose(0, 2, 3, 1, 4).reshape(chunk, -1, dim, size)
+        value = values[here].swapaxes(1, 2).reshape(chunk, -1, size, dim)
+        scores = softmax.product("ikqd,ikdc->ikqc", tile[cut(row)], key)
         mask = place <= cut(seen)[:, None, None, None]
         exponents, totals, sums = (
             jax.lax.dynamic_update_slice_in_dim(x, y, index * chunk, axis=0)
-            for x, y in zip(parts, softmax.chunk(scores, mask, gather(values)), strict=True)
+            for x, y in zip(parts, softmax.chunk(scores, mask, value), strict=True)
         )
         return exponents, totals, sums
 

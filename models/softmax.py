@@ -20,6 +20,28 @@ _LOG2_E = 1.4426950408889634
 _LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.4286068203094173e-06
 
 
+def product(
+    spec: str, left: Float[Array, "*left"], right: Float[Array, "*right"]
+) -> Float[Array, "*both"]:
+    """Round to the dtype of `right`, multiply, and sum in float32.
+
+    Rounded values are multiplied in float32 on a CPU, which sums products of 16-bit numbers
+    otherwise for few rows than for many.
+    """
+    dtype = right.dtype
+
+    def narrow(left: Array, right: Array) -> Array:
+        return jnp.einsum(spec, left.astype(dtype), right, preferred_element_type=jnp.float32)
+
+    def wide(left: Array, right: Array) -> Array:
+        rounded = left.astype(dtype).astype(jnp.float32)
+        return jnp.einsum(spec, rounded, right.astype(jnp.float32))
+
+    if dtype == jnp.float32:
+        return narrow(left, right)
+    return jax.lax.platform_dependent(left, right, cpu=wide, default=narrow)
+
+
 def chunk_weights(
     scores: Float[Array, "*tile keys"], seen: Bool[Array, "*_ keys"]
 ) -> tuple[Float[Array, "*tile"], Float[Array, "*tile keys"]]:
@@ -55,11 +77,7 @@ def mix(
     head_dim = values.shape[-1]
     missing = 0 if weights.shape[-2] <= FEW_QUERIES else -head_dim % WIDTH
     padding = [(0, 0)] * (values.ndim - 1) + [(0, missing)]
-    sums = jnp.matmul(
-        weights.astype(values.dtype),
-        jnp.pad(values, padding),
-        preferred_element_type=jnp.float32,
-    )
+    sums = product("...qc,...cd->...qd", weights, jnp.pad(values, padding))
     return sums[..., :head_dim]
 
 

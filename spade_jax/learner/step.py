@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Array, Float, Int
 
 from models import transformer
+from models.backends import compiler_options
 from models.config import TransformerConfig
 from models.execution import PLAIN, Execution
 from models.layers import Axes
@@ -83,6 +84,7 @@ class Learner:
         self._init_optimizer = jax.jit(self._optimizer.init, out_shardings=self._moments)
         self._zeros = jax.jit(self._make_zeros, out_shardings=(trained, everywhere))
         setting = Setting(model, config, mesh, execution)
+        options = compiler_options(mesh)
         objectives: tuple[Objective, ...] = ("policy", "nll")
         self._accumulate = {
             objective: jax.jit(
@@ -90,6 +92,7 @@ class Learner:
                 in_shardings=(trained, everywhere, params, adapters, rows, everywhere),
                 out_shardings=(trained, everywhere),
                 donate_argnums=(0, 1),
+                compiler_options=options,
             )
             for objective in objectives
         }
@@ -97,6 +100,7 @@ class Learner:
             functools.partial(logprobs, setting),
             in_shardings=(params, rows),
             out_shardings=everywhere,  # each process needs them all, for its batch
+            compiler_options=options,
         )
         self._merge = jax.jit(
             functools.partial(lora.merge, config=config),

@@ -26,6 +26,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from models import cache as kv
 from models import sharding, transformer
+from models.backends import compiler_options
 from models.config import TransformerConfig
 from models.execution import Execution
 from spade_jax.engine_config import EngineConfig, WeightFormat
@@ -399,6 +400,7 @@ class Programs:
             donate_argnums=1,
             in_shardings=(places, states, whole),
             out_shardings=(states, whole),
+            compiler_options=compiler_options(mesh),
         )
         return jitted.lower(params, state, inputs)
 

@@ -69,8 +69,8 @@ def test_writes_by_hand():
     assert where.pages.tolist() == [[2, 0, 4], [3, 4, 4]]  # 4: padding, no page, past the table
     keys, values = (jnp.zeros(shape) for shape in shapes)
     keys, values = paged.write(keys, values, new, -new, where)
-    assert keys[:, 0, :, 0].tolist() == [[0, 2], [0, 0], [1, 0], [0, 4]]
-    assert np.array_equal(values, -keys)
+    assert keys[:, 0, 0, :].tolist() == [[0, 2], [0, 0], [1, 0], [0, 4]]
+    assert np.array_equal(values[:, 0, :, 0], -keys[:, 0, 0, :])
 
 
 def test_values_that_are_no_numbers_are_told_by_their_keys():

@@ -95,8 +95,8 @@ def test_wide_attention(monkeypatch, seq, page_tokens, width):
     """What other devices than a CPU run when there is no kernel."""
     monkeypatch.setattr(paged, "KEY_BLOCK", 8)
     made = Situation("xla", seq, page_tokens, width)
-    scaled = made.query * made.query.shape[3] ** -0.5
-    made.check(paged.attend_wide(scaled, made.keys, made.values, made.table, made.last))
+    scaled, keys = made.query * made.query.shape[3] ** -0.5, made.keys.swapaxes(2, 3)
+    made.check(paged.attend_wide(scaled, keys, made.values, made.table, made.last))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
