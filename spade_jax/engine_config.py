@@ -22,7 +22,9 @@ class EngineConfig(Section):
     # tokens of one page of the cache: with few, decoding reads many short runs of memory; with
     # many, short sequences leave more of their last page empty
     page_tokens: int = 64
-    kv_tokens: int = 0  # tokens that the cache holds; 0: slots * context_tokens
+    # tokens that the cache holds; 0: (slots + queue) * context_tokens, so that those whose
+    # environments step find their pages again
+    kv_tokens: int = 0
     piece_tokens: int = 32  # a prompt is cut into pieces of this size
     prefill_tokens: int = 512  # tokens of the largest prefill call; 64, 128, ... are there as well
     prefill_calls: int = 4  # prefill calls of one round: what new prompts may delay the others by
@@ -70,7 +72,7 @@ class EngineConfig(Section):
     @property
     def num_pages(self) -> int:
         """Pages of the cache."""
-        return -(-(self.kv_tokens or self.slots * self.context_tokens) // self.page_tokens)
+        return -(-(self.kv_tokens or self.lanes * self.context_tokens) // self.page_tokens)
 
     @property
     def pages_per_row(self) -> int:
