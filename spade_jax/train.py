@@ -308,6 +308,7 @@ def start_run(config: Config, *, resume: bool | None) -> Iterator[Run]:
         )
         with watch.starting():
             _compile(stage.engine)
+            learner.compile()
         stage.engine.load(learner.policy(state), version)
         # The tokenizer goes along: the run must not depend on a folder that may be made again.
         for name, content in tokenizer.files.items():

@@ -107,7 +107,7 @@ class Learner:
             in_shardings=(params, adapters),
             out_shardings=params,
         )
-        self._distance = jax.jit(
+        self._distance: Any = jax.jit(
             lambda found, start: (
                 optax.tree.norm(jax.tree.map(jnp.subtract, found, start)) / optax.tree.norm(start)
             ),
@@ -178,6 +178,11 @@ class Learner:
         if self._config.reference_memory == "host":
             shardings = _on_host(shardings)
         return jax.device_put(params, shardings)
+
+    def compile(self) -> None:
+        """Compile ahead what is first called when a run has ended, too late to fail."""
+        params = self._state_shapes().params
+        self._distance = self._distance.lower(params, params).compile()
 
     def distance(self, params: Params, start: Params) -> float:
         """How far apart two sets of weights are, relative to the norm of the second."""

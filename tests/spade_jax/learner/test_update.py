@@ -69,6 +69,26 @@ def test_old_logprobs_are_those_before_the_first_of_several_steps(model, groups,
     assert metrics[gap] == max(step[gap] for step in by_hand if gap in step)
 
 
+def test_the_distance_of_the_weights_is_compiled_ahead(model, params) -> None:
+    """Else a run compiles after its last step."""
+    learner = Learner(model, LearnerConfig(), build_mesh(2, 2, 1, 2))
+    start = learner.on_device(params)
+    moved = jax.tree.map(lambda leaf: leaf * 1.25, start)
+    learner.compile()
+    compiled = []
+
+    def note(event: str, *_: float, **__: str) -> None:
+        compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    try:
+        found = learner.distance(moved, start)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(note)
+    assert found == pytest.approx(0.25, rel=1e-6)
+    assert "/jax/core/compile/backend_compile_duration" not in compiled
+
+
 @pytest.mark.parametrize(("memory", "kind"), [("device", "k1"), ("host", "k3")])
 def test_the_first_step_is_at_no_distance_from_the_reference(
     model, groups, params, memory, kind
