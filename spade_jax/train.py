@@ -307,8 +307,7 @@ def start_run(config: Config, *, resume: bool | None) -> Iterator[Run]:
             config, stage, learner, mesh, checkpoints, folder, resume=resume
         )
         with watch.starting():
-            _compile(stage.engine)
-            learner.compile()
+            _compile(stage.engine, learner)
         stage.engine.load(learner.policy(state), version)
         # The tokenizer goes along: the run must not depend on a folder that may be made again.
         for name, content in tokenizer.files.items():
@@ -340,10 +339,11 @@ def start_run(config: Config, *, resume: bool | None) -> Iterator[Run]:
             raise
 
 
-def _compile(engine: Engine) -> None:
+def _compile(engine: Engine, learner: Learner) -> None:
     started = time.perf_counter()
     engine.compile()
     seconds = time.perf_counter() - started
+    learner.compile()
     logger.info("compiled %d sampler programs in %.0f s", engine.num_compiles, seconds)
 
 
