@@ -9,8 +9,8 @@ some at a time, whatever rows they belong to, and joins the parts of each row at
 waits for the longest. Pieces of prompts it takes one by one. Other devices want wide work: a block
 of keys of all rows at a time, as many as the longest row needs. What a row gets is the same numbers
 summed in the same order whatever the other rows are, and on a CPU as in training, whose segments
-begin at whole chunks. There is no gradient. Products take operands in the dtype of the cache and
-sum in float32; the softmax is float32.
+begin at whole chunks. There is no gradient. Operands of products are rounded to the dtype of the
+cache, sums and softmax are float32.
 """
 
 import functools
