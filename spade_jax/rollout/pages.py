@@ -3,21 +3,22 @@
     A   [a shared prompt ....][its tail, A's answer ..]    pages 7 5
     B   [a shared prompt ....][its tail, B's answer ..]    pages 7 9, where 9 began as a copy of 5
 
-A full page is known by its chain: the page before it and its own tokens. Two sequences with equal
+A full page is known by its chain: the content before it and its own tokens. Two sequences with equal
 beginnings therefore find the same pages, and a partial page, which its owner still writes to, is
-copied for a second one. A page that nobody uses keeps its tokens until its place is needed; the one
-unused for longest goes first, and a page never before those that continue it. Nothing here touches
-the device: the engine computes, copies and writes what is decided here.
+copied for a second one. What a sequence was to compute and did not is found by nobody any more. A
+page that nobody uses keeps its tokens until its place is needed; the one unused for longest goes
+first, and a page never before those that continue it. Nothing here touches the device: the engine
+computes, copies and writes what is decided here.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice
 from typing import NamedTuple
 
 ROOT = -1
-"""The page before the first."""
+"""The page, and the content, before the first."""
 
 MAX_TAILS = 32
 """Pages that are looked at for one to copy, newest first: a bound on the cost of a request."""
@@ -80,10 +81,14 @@ class PageTable:
         self._refs = [0] * self._num_pages
         self._tokens: list[list[int]] = [[] for _ in range(self._num_pages)]
         self._computed = [0] * self._num_pages  # of its tokens, those whose work is under way
-        self._parents = [ROOT] * self._num_pages
+        # A page is a place. What it holds has a number of its own, which is never given again: so
+        # what continues it is not found behind what is written there later.
+        self._contents = [ROOT] * self._num_pages
+        self._numbers = count()
+        self._parents = [ROOT] * self._num_pages  # the content before
         self._known = [False] * self._num_pages  # whether others can find it
         self._chain: dict[tuple[int, tuple[int, ...]], int] = {}
-        self._below: dict[tuple[int, int], dict[int, None]] = {}  # by page before and first token
+        self._below: dict[tuple[int, int], dict[int, None]] = {}  # by content before, first token
 
     @property
     def num_held(self) -> int:
@@ -113,7 +118,7 @@ class PageTable:
         limit, size = len(tokens) - 1, self.page_tokens
         shared = self._match(tokens, limit)
         rest = tokens[len(shared) * size : min(limit, (len(shared) + 1) * size)]
-        source, same = self._tail(shared[-1] if shared else ROOT, rest)
+        source, same = self._tail(self._contents[shared[-1]] if shared else ROOT, rest)
         held = self._share(shared, len(tokens) + ahead)
         if held is None:
             return None
@@ -173,8 +178,10 @@ class PageTable:
         """Tokens that the sequence's pages can hold."""
         return len(held.pages) * self.page_tokens
 
-    def write(self, held: Held, tokens: Sequence[int]) -> None:
-        """Append tokens to what the pages hold, and let other sequences find them."""
+    def write(self, held: Held, tokens: Sequence[int], *, computed: bool = False) -> None:
+        """Append tokens to what the pages hold, and let other sequences find them; `computed`, if
+        the work for them is under way already.
+        """
         done = 0
         while done < len(tokens):
             index, used = divmod(held.length, self.page_tokens)
@@ -187,6 +194,8 @@ class PageTable:
                 self.num_filled += len(part)
                 held.length += len(part)
             done += len(part)
+            if computed:
+                self.compute(held, held.length)
             if held.length % self.page_tokens == 0:
                 self._complete(held, index)
 
@@ -200,9 +209,13 @@ class PageTable:
         held.computed = length
 
     def close(self, held: Held) -> None:
-        """Take the pages back. What was computed is remembered, the rest is forgotten."""
+        """Take the pages back. What was computed is remembered, the rest is forgotten, even if it
+        stands for a page of another sequence.
+        """
         for index in range(len(held.pages) - 1, -1, -1):
             page = held.pages[index]
+            if (index + 1) * self.page_tokens > held.computed and not self._is_computed(page):
+                self._forget(page)
             if index < len(held.nodes) and held.nodes[index] != page:
                 self._drop(page)
                 page = held.nodes[index]
@@ -214,12 +227,13 @@ class PageTable:
     def _match(self, tokens: Sequence[int], limit: int) -> list[int]:
         """The full pages that hold the beginning of `tokens`, at most `limit` of these."""
         found: list[int] = []
-        page, size = ROOT, self.page_tokens
+        content, size = ROOT, self.page_tokens
         for end in range(size, limit + 1, size):
-            page = self._chain.get((page, tuple(tokens[end - size : end])), ROOT)
-            if page == ROOT:
+            page = self._chain.get((content, tuple(tokens[end - size : end])))
+            if page is None:
                 break
             found.append(page)
+            content = self._contents[page]
         return found
 
     def _share(self, pages: Sequence[int], num_tokens: int) -> Held | None:
@@ -233,7 +247,7 @@ class PageTable:
         return Held(list(pages), list(pages), length, length)
 
     def _tail(self, parent: int, rest: Sequence[int]) -> tuple[int, int]:
-        """The page behind `parent` that holds most of the beginning of `rest`, and how much."""
+        """The page behind a content that holds most of the beginning of `rest`, and how much."""
         best, most = ROOT, 0
         below = self._below.get((parent, rest[0]), {}) if rest else {}
         for page in islice(reversed(below), MAX_TAILS):
@@ -249,9 +263,10 @@ class PageTable:
         if index == len(held.pages):
             held.pages.append(self._take())
         page = held.pages[index]
-        parent = held.nodes[index - 1] if index else ROOT
+        parent = self._contents[held.nodes[index - 1]] if index else ROOT
         self._tokens[page] = list(tokens)
         self._computed[page] = 0
+        self._contents[page] = next(self._numbers)
         self._parents[page] = parent
         self._known[page] = True
         self._below.setdefault((parent, tokens[0]), {})[page] = None
@@ -261,14 +276,23 @@ class PageTable:
         return page
 
     def _complete(self, held: Held, index: int) -> None:
-        """Enter a full page into the chain, or let one that is there already stand for it."""
+        """Enter a full page into the chain, or let one that is there already stand for it, unless
+        that one is yet to be computed, which may never come about, and this one is not.
+        """
         page = held.pages[index]
         key = (self._parents[page], tuple(self._tokens[page]))
         first = self._chain.setdefault(key, page)
-        if first != page:
-            self._hold(first)
-            held.nodes[index] = first
-            self._forget(page)
+        if first == page:
+            return
+        if self._is_computed(page) and not self._is_computed(first):
+            self._chain[key] = page
+            return
+        self._hold(first)
+        held.nodes[index] = first
+        self._forget(page)
+
+    def _is_computed(self, page: int) -> bool:
+        return self._computed[page] == len(self._tokens[page])
 
     def _take(self) -> int:
         """An empty page: a free one, or the one that has been idle for longest."""
@@ -293,7 +317,7 @@ class PageTable:
             return
         tokens = self._tokens[page]
         self.num_filled -= len(tokens)
-        if self._known[page] and self._computed[page] == len(tokens):
+        if self._known[page] and self._is_computed(page):
             # A sequence is closed from its end, so a page becomes idle after those behind it.
             self._idle[page] = None
         else:

@@ -380,8 +380,7 @@ class Rounds:
             self._stats.failed_count += 1
             return
         written = request.tokens[lane.held.length : len(request.tokens) - 1]
-        self._table.write(lane.held, written)
-        self._table.compute(lane.held, lane.held.length)
+        self._table.write(lane.held, written, computed=True)
         lane.position = len(request.tokens) - 1
 
     def _close_thinking(self, lane: Lane) -> None:

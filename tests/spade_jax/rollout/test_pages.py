@@ -108,6 +108,42 @@ def test_what_was_not_computed_is_forgotten():
     assert opened(table, [1, 2, 3, 4, 5, 6, 7, 8, 9]).hit == 4
 
 
+def test_a_page_that_nobody_computed_is_not_found_through_another_sequence():
+    """A waits for its prefill while B samples the tokens of A's prompt, and then A gives way."""
+    table = PageTable(16, 2)
+    b = opened(table, [1, 2])
+    table.compute(b.held, 2)
+    a = opened(table, [1, 2, 3, 4, 5, 6])
+    table.grow(b.held, 8)
+    table.write(b.held, [3, 4, 5, 6, 7], computed=True)
+    early = opened(table, [1, 2, 3, 4, 5, 6, 7])
+    assert early.hit == 7 - 1 and early.held.pages[1] == b.held.pages[1]  # not the one of A
+    table.close(early.held)
+    table.close(a.held)
+    again = opened(table, [1, 2, 3, 4, 5, 6, 7, 8])
+    assert again.held.pages[:3] == b.held.pages[:3] and again.hit == 7
+
+
+def test_a_page_that_stands_for_another_and_is_not_computed_is_forgotten_with_its_owner():
+    """Both wait: the page of A stands for that of B, whose owner would be computed behind it."""
+    table = PageTable(16, 2)
+    a = opened(table, [1, 2, 3, 4, 9])
+    b = opened(table, [1])
+    table.grow(b.held, 6)
+    table.write(b.held, [2, 3, 4, 5, 6])
+    assert b.held.nodes[:2] == a.held.pages[:2] != b.held.pages[:2]
+    table.close(a.held)
+    table.compute(b.held, 6)
+    assert opened(table, [1, 2, 3, 4, 5, 6, 7]).hit == 0
+    lost = b.held.nodes[0]
+    table.close(b.held)
+    # Who writes to that place now is not followed by what followed A.
+    other = opened(table, [7, 8])
+    assert other.held.pages == [lost]
+    table.compute(other.held, 2)
+    assert opened(table, [7, 8, 3, 4, 5]).hit == 2
+
+
 def test_the_longest_unused_page_goes_first_and_never_before_its_continuation():
     table = PageTable(4, 2)
     filled(table, [1, 1, 2, 2], [5, 5, 6, 6])
@@ -166,6 +202,51 @@ class Device:
 
     def read(self, pages: list[int], length: int) -> list[int]:
         return [self.pages[pages[place // self.size]][place % self.size] for place in range(length)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_sequence_reads_what_was_never_computed(seed):
+    """Sequences wait in line to be computed, and the last in line may give up, while others go on
+    writing the same letters.
+    """
+    rng = random.Random(seed)
+    size = rng.choice((1, 2, 3))
+    num_pages = rng.randrange(12, 40)
+    table, device, live, line, hits = PageTable(num_pages, size), Device(num_pages, size), [], [], 0
+    for _ in range(800):
+        move = rng.random()
+        if move < 0.35:
+            known = rng.choice(live)[0] if live and rng.random() < 0.5 else []
+            tokens = [*known[: rng.randrange(12)], *(rng.randrange(2) for _ in range(8))]
+            tokens = tokens[: rng.randrange(1, 16)]
+            found = table.open(tokens, 0)
+            if found is not None:
+                hits += found.hit
+                device.copy(found.copy)
+                line.append((tokens, found))
+        elif move < 0.5 and line:
+            tokens, found = line.pop(0)
+            device.write(found.held.pages, tokens, found.hit)
+            table.compute(found.held, len(tokens))
+            live.append((tokens, found.held))
+        elif move < 0.6 and line:
+            table.close(line.pop()[1].held)
+        elif move < 0.85 and live:
+            tokens, held = rng.choice(live)
+            new = [rng.randrange(2) for _ in range(rng.randrange(1, 2 * size + 1))]
+            if table.grow(held, held.length + len(new)):
+                tokens += new
+                table.write(held, new, computed=True)
+                device.write(held.pages, tokens, len(tokens) - len(new))
+        elif live:
+            table.close(live.pop(rng.randrange(len(live)))[1])
+        for tokens, held in live:
+            assert device.read(held.pages, len(tokens)) == tokens
+    assert hits > 100
+    for held in [*(found.held for _, found in reversed(line)), *(held for _, held in live)]:
+        table.close(held)
+    table.clear()
+    assert table.num_available == num_pages
 
 
 @pytest.mark.parametrize("seed", range(8))
