@@ -2,8 +2,9 @@
 
     python benchmarks/aot_sampler.py [--targets v5p v6e h200] [--context 32768] [--slots 64]
 
-The whole model on the chips of one host, in 16 bits: a decode step of all slots, and a prefill call
-of pieces of prompts, each with the scores of what follows. Needs what `benchmarks/aot.py` needs.
+The whole model on the chips of one host, in 16 bits, and the engine's own programs: a run of decode
+steps of all slots, and the largest prefill call, of pieces of prompts, each with the drawing of the
+next token. Needs what `benchmarks/aot.py` needs.
 Nothing is run: the report says that the programs build, which kernels they call, what they hold
 besides their arguments, and how many pages of keys and values, and so how many sequences as long as
 the context, fit into a chip's memory with the weights and the larger program's temporaries. That no
@@ -17,25 +18,26 @@ import importlib.util
 import json
 import math
 import re
-from collections.abc import Callable
+import time
 from dataclasses import dataclass
 from typing import Any
 
-from aot import TARGETS, compile_for, goal, versions  # before jax: it prepares for absent chips
+from aot import TARGETS, goal, versions  # before jax: it prepares for absent chips
 
 # isort: split
 import jax
-import jax.numpy as jnp
 from hlo import kernels
 from jax.sharding import Mesh
 
-from models import transformer
 from models.backends import resolve
 from models.cache import cache_sharding, init_cache
 from models.execution import Execution
-from models.sharding import build_mesh, param_shardings, replicated
+from models.sharding import build_mesh, param_shardings
+from spade_jax.config import EngineConfig
+from spade_jax.plan.topology import standing_in
 from spade_jax.recipes import QWEN3_30B_A3B
 from spade_jax.rollout import weights
+from spade_jax.rollout.programs import Program, Programs
 
 MODEL = QWEN3_30B_A3B.model
 PAGE_TOKENS = 64
@@ -91,26 +93,19 @@ HEADER = (
 )
 
 
-def program(mesh: Mesh, execution: Execution) -> Callable:
-    """Run tokens through the cache, and take the best one after each row's last."""
-
-    def run(params: Any, cache: Any, tokens: Any, positions: Any, page_table: Any) -> Any:
-        out = transformer.forward(
-            MODEL,
-            params,
-            tokens,
-            positions,
-            cache=cache,
-            page_table=page_table,
-            mesh=mesh,
-            execution=execution,
-        )
-        last = jnp.argmax(positions, axis=1)[:, None, None]
-        hidden = jnp.take_along_axis(out.hidden, last, axis=1)
-        scores = transformer.logits(MODEL, params, hidden, mesh, rows_split=False)
-        return out.cache, jnp.argmax(scores[:, 0], axis=-1)
-
-    return run
+def sampler(mesh: Mesh, execution: Execution, context: int, slots: int) -> Programs:
+    """The engine's own programs, with the largest prefill call of PIECES pieces."""
+    config = EngineConfig(
+        slots=slots,
+        queue=slots,
+        context_tokens=context,
+        page_tokens=PAGE_TOKENS,
+        kv_tokens=PAGES * PAGE_TOKENS,
+        piece_tokens=PIECE,
+        prefill_tokens=PIECES * PIECE,
+        routing=True,
+    )
+    return Programs(MODEL, config, mesh, execution)
 
 
 def examine(name: str, context: int, slots: int) -> list[Report]:
@@ -127,26 +122,22 @@ def examine(name: str, context: int, slots: int) -> list[Report]:
     cache = type(cache)(
         *(None if leaf is None else _lay(leaf, at) for leaf, at in zip(cache, where, strict=True))
     )
+    programs = sampler(mesh, execution, context, slots)
     reports = []
-    for kind, rows, seq in (("decode", slots, 1), ("prefill", PIECES, PIECE)):
-        tokens = jax.ShapeDtypeStruct((rows, seq), jnp.int32, sharding=replicated(mesh))
-        table = _lay(
-            jax.ShapeDtypeStruct((rows, -(-context // PAGE_TOKENS)), jnp.int32), replicated(mesh)
-        )
-        text, memory, seconds = compile_for(
-            devices,
-            program(mesh, execution),
-            (params, cache, tokens, tokens, table),
-            donate_argnums=1,
-            out_shardings=(where, replicated(mesh)),
-        )
+    for program in (Program("decode"), Program("prefill", PIECES)):
+        start = time.process_time()
+        with standing_in(devices):
+            compiled = programs.lower(program).compile()
+        seconds = time.process_time() - start
+        text, memory = compiled.as_text() or "", compiled.memory_analysis()
+        assert memory is not None, "every compiler that is asked here gives an account"
         found = kernels(text)
         reports.append(
             Report(
                 host=name,
-                program=kind,
+                program=program.kind,
                 kernels=found,
-                missing=[kernel for kernel in getattr(host, kind) if not found[kernel]],
+                missing=[kernel for kernel in getattr(host, program.kind) if not found[kernel]],
                 weights=_size(params),
                 page=_size(cache) // PAGES,
                 cut_out=len(re.findall(rf"\[{PAGES},\d+,\d+", text)),

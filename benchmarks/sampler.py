@@ -17,7 +17,8 @@ transformers and Tunix sample turn by turn in one batch, whose environments take
 Everything is in float32 on CPU, at temperature 1 without truncation, and compiled and warm before
 the first timed run. Tunix, which has no Llama of this shape, runs a random Qwen3 of the same sizes,
 against ours on such a model too. Contestants take turns; the best run of each counts, by the clock,
-and processor time and the load of the machine are printed beside it. The last line is JSON.
+and processor time and the load of the machine are printed beside it; of shares and of the host's
+time the worst run counts. The last line is JSON.
 """
 
 import argparse
@@ -119,7 +120,11 @@ def contest(
         for peer in contestants:
             peer.wait()
             say(peer.name, "is warm:", peer.description)
-        engines = {name: make_engine(each, len(episodes), context) for name, each in ours.items()}
+        # Room for all episodes at their longest: the peers' memory is needed beside it.
+        engines = {
+            name: make_engine(each, len(episodes), context, kv_tokens=len(episodes) * context)
+            for name, each in ours.items()
+        }
         for index in range(max(arguments.repeat, arguments.peer_repeat)):
             if index < arguments.repeat:
                 for name, engine in engines.items():
@@ -145,8 +150,8 @@ def contest(
     goals += [
         goal("prefilled_over_once", computed, 1.01, least=False),
         goal("kv_waste", max(map(costs.waste, played)), 0.1, least=False),
-        goal("device_idle_share", min(map(costs.idle_share, played)), 0.05, least=False),
-        goal("host_ms_per_round", min(map(costs.host_ms, played)), 2.0, least=False),
+        goal("device_idle_share", max(map(costs.idle_share, played)), 0.05, least=False),
+        goal("host_ms_per_round", max(map(costs.host_ms, played)), 2.0, least=False),
     ]
     if "gaps" in arguments.parts:
         goals += gaps.float32(model, played[0].trajectories[::4])

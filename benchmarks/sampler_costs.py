@@ -78,7 +78,9 @@ def idle_share(played: Played) -> float:
 
 
 def host_ms(played: Played) -> float:
-    """Milliseconds of a round that are not the device's: planning and taking in its results."""
+    """Milliseconds of a round that are the host's: planning it, filling its arrays and taking in
+    its results.
+    """
     return 1e3 * played.stats["host_s"] / played.stats["rounds"]
 
 
@@ -96,7 +98,7 @@ def small(model: Model, text: list[int], repeat: int) -> list[dict[str, Any]]:
     engine = make_engine(model, 32, episodes[0].context_tokens)
     runs = [play(engine, model, episodes) for _ in range(repeat + 1)][1:]
     say("small model:", describe(min(runs, key=lambda run: run.time.wall_s).time))
-    idle, host = min(map(idle_share, runs)), min(map(host_ms, runs))
+    idle, host = max(map(idle_share, runs)), max(map(host_ms, runs))
     say(f"small model: device idle {100 * idle:.1f}%, host {host:.2f} ms a round", runs[-1].stats)
     return [
         goal("device_idle_share_small_model", idle, 0.05, least=False),

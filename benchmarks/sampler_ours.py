@@ -66,11 +66,10 @@ def token_text(checkpoint: Path) -> list[int]:
 
 
 def make_engine(model: Model, slots: int, context_tokens: int, **fields: Any) -> Engine:
-    """Compile an engine and give it the weights: it is warm."""
+    """Compile an engine: it is warm."""
     config = EngineConfig(slots=slots, context_tokens=-(-context_tokens // 64) * 64, **fields)
     engine = Engine(model.config, config, build_mesh(-1, 1, 1, 1), model.execution)
     engine.compile()
-    engine.load(model.params, 0)
     return engine
 
 
@@ -90,7 +89,9 @@ def play(
     env_s: float = ENV_S,
     keep: bool = False,
 ) -> Played:
-    """Play all episodes; `keep` leaves in the cache what earlier ones computed."""
+    """Play all episodes, from an empty cache whose memory is given back; with `keep`, in a loaded
+    engine, from and into what others computed.
+    """
     if not keep:
         engine.load(model.params, 0)
     engine.stats()
@@ -117,7 +118,10 @@ def play(
         trajectories.extend(asyncio.run(gather(engine, coroutines)))
         return num_sampled(episodes)
 
-    return Played(timed(run), dataclasses.asdict(engine.stats()), trajectories)
+    time = timed(run)
+    if not keep:
+        engine.release()
+    return Played(time, dataclasses.asdict(engine.stats()), trajectories)
 
 
 async def gather(engine: Engine, coroutines: list[Any]) -> list[Any]:

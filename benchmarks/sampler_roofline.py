@@ -176,6 +176,7 @@ def measure(
         prompts = [text[row * prompt :][:prompt] for row in range(ROWS)]
         # Pages for all rows at once: each holds copies of what an earlier run left there.
         engine = make_engine(model, ROWS, prompt + LONG, kv_tokens=2 * ROWS * (prompt + LONG))
+        engine.load(model.params, 0)
         steps = [_step_s(engine, model, prompts, machine) for _ in range(repeat)]
         step, mean_context = min(steps), prompt + (SHORT + LONG) / 2
         need = needs(model.config, mean_context)

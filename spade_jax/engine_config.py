@@ -22,8 +22,8 @@ class EngineConfig(Section):
     # tokens of one page of the cache: with few, decoding reads many short runs of memory; with
     # many, short sequences leave more of their last page empty
     page_tokens: int = 64
-    # tokens that the cache holds; 0: (slots + queue) * context_tokens, so that those whose
-    # environments step find their pages again
+    # tokens that the cache holds; 0: (slots + queue) * context_tokens in whole pages, so that those
+    # whose environments step find their pages again
     kv_tokens: int = 0
     piece_tokens: int = 32  # a prompt is cut into pieces of this size
     prefill_tokens: int = 512  # tokens of the largest prefill call; 64, 128, ... are there as well
@@ -72,7 +72,9 @@ class EngineConfig(Section):
     @property
     def num_pages(self) -> int:
         """Pages of the cache."""
-        return -(-(self.kv_tokens or self.lanes * self.context_tokens) // self.page_tokens)
+        if self.kv_tokens:
+            return -(-self.kv_tokens // self.page_tokens)
+        return self.lanes * self.pages_per_row
 
     @property
     def pages_per_row(self) -> int:

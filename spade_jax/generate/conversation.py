@@ -4,6 +4,7 @@ escaped.
 
 import asyncio
 import dataclasses
+import signal
 from collections.abc import Sequence
 
 import numpy as np
@@ -31,6 +32,7 @@ class Conversation:
         self._policy = policy
         self._options = options
         self._context = options.context or min(CONTEXT, policy.config.max_positions)
+        self._interrupted = False
         self._begin()
 
     def _begin(self) -> None:
@@ -58,11 +60,22 @@ class Conversation:
                     continue
                 self._tokens = np.concatenate([self._tokens, self._completion, piece])
                 self._tokens, self._completion = self._tokens.astype(np.int32), []
-                try:
-                    runner.run(engine.gather([self._reply(engine)]))
-                except KeyboardInterrupt:
-                    say("\n(interrupted)")
+                runner.run(self._answer(engine))
         return 0
+
+    async def _answer(self, engine: Engine) -> None:
+        """Have a reply sampled; an interrupt, or several, end it after the round under way."""
+        loop = asyncio.get_running_loop()
+        self._interrupted = False
+        loop.add_signal_handler(signal.SIGINT, self._interrupt, engine)
+        try:
+            await engine.gather([self._reply(engine)])
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+    def _interrupt(self, engine: Engine) -> None:
+        self._interrupted = True
+        engine.stop()
 
     def _piece(self, message: str) -> Int[np.ndarray, " seq"] | None:
         """What the message adds to the tokens; None, and a word on it, if there is no room."""
@@ -90,7 +103,7 @@ class Conversation:
         shown = _Shown(self._chat, hide=self._options.hide_thinking)
         left = self._options.max_tokens
         stop: str = Stop.MAX_TOKENS
-        while left > 0:
+        while left > 0 and not self._interrupted:
             tokens = np.concatenate([self._tokens, np.array(self._completion, np.int32)])
             if len(tokens) >= self._context:
                 stop = Stop.CONTEXT
@@ -106,7 +119,10 @@ class Conversation:
             if end is not None or completion.stop is not Stop.MAX_TOKENS:
                 stop = completion.stop if end is None else Stop.STOP_STRING
                 break
-        shown.close("" if stop in (Stop.STOP_ID, Stop.STOP_STRING) else f"(ended by {stop})")
+        if stop in (Stop.STOP_ID, Stop.STOP_STRING):
+            shown.close("")
+        else:
+            shown.close("(interrupted)" if self._interrupted else f"(ended by {stop})")
 
     def _stop_string(self, new: list[int]) -> int | None:
         """How many of the new tokens it takes to complete a stop string; None if they do not."""

@@ -63,6 +63,14 @@ def _prompt(path: Path, number: int, line: bytes) -> tuple[str, Any]:
             'with one of them, such as {"text": "Once upon a time"}',
         )
     (kind,) = found
+    others = [name for name in record if name != kind]
+    if others:
+        raise LineError(
+            path,
+            number,
+            f"holds {ascii(others)[1:-1][:120]} beside {kind}, which would have no effect; leave "
+            "out what is not the prompt, and say how to sample on the command line",
+        )
     problem = _CHECKS[kind](record[kind])
     if problem:
         raise LineError(path, number, problem)

@@ -172,12 +172,10 @@ class Policy:
         params = self._weights(mesh, execution)
         loaded = time.perf_counter()
         config = EngineConfig(
-            slots=slots,
-            queue=queue,
-            context_tokens=context,
-            kv_tokens=_room(self.config, mesh, execution, slots, context),
-            decode_steps=decode_steps,
+            slots=slots, queue=queue, context_tokens=context, decode_steps=decode_steps
         )
+        room = _room(self.config, mesh, execution, config)
+        config = dataclasses.replace(config, kv_tokens=room)
         engine = Engine(self.config, config, mesh, execution, tokenizer=self.tokenizer)
         engine.compile()
         engine.load(params, version=0)
@@ -220,23 +218,24 @@ def _check_folder(folder: Path) -> RunWeights | None:
     return None
 
 
-def _room(
-    config: TransformerConfig, mesh: Mesh, execution: Execution, slots: int, context: int
-) -> int:
+def _room(config: TransformerConfig, mesh: Mesh, execution: Execution, engine: EngineConfig) -> int:
     """Tokens that the cache can hold: all slots', or what the memory beside the weights allows."""
     tensor = mesh.shape["tensor"]
     heads = config.num_kv_heads // (tensor if config.num_kv_heads % tensor == 0 else 1)
     itemsize = np.dtype(jax.numpy.dtype(execution.compute_dtype)).itemsize
     size = 2 * config.num_layers * heads * config.head_dim * itemsize
+    least = max(2, engine.pages_per_row) * engine.page_tokens
+    wanted = max(least, engine.slots * engine.pages_per_row * engine.page_tokens)
     free = restore.free_bytes(mesh.local_devices[0])
     if free is None:
-        return slots * context
+        return wanted
     room = int(CACHE_SHARE * free) // size
-    if room < context:
+    if room < least:
         raise SpadeError(
-            f"the cache of one sequence of {context} tokens needs {size * context / 1e9:.2f} GB, "
-            f"and {free / 1e9:.2f} GB are free beside the weights; lower --context"
+            f"the cache of one sequence of {engine.context_tokens} tokens needs "
+            f"{size * least / 1e9:.2f} GB, and {free / 1e9:.2f} GB are free beside the weights; "
+            "lower --context"
         )
-    if room < slots * context:
-        logger.info("the cache holds %d tokens, as memory is short of %d", room, slots * context)
-    return min(room, slots * context)
+    if room < wanted:
+        logger.info("the cache holds %d tokens, as memory is short of %d", room, wanted)
+    return min(room, wanted)

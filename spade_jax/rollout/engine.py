@@ -76,6 +76,9 @@ class Engine:
         self._rounds = Rounds(config, self._stats)
         self._scheduler: Scheduler[Request] = Scheduler(self, deterministic=deterministic)
         self._thread: ThreadPoolExecutor | None = None
+        # Of the round on the device: when its first program was given to it, and the last so far.
+        self._begun: float | None = None
+        self._mark = 0.0
 
     # ---- weights
 
@@ -155,10 +158,13 @@ class Engine:
             data,
             self._config.context_tokens,
             None if self._tokenizer is None else self._tokenizer.decode,
-            deadline=time.monotonic() + params.deadline_s if params.deadline_s else None,
         )
         try:
-            await self._scheduler.submit(request)
+            async with asyncio.timeout(params.deadline_s or None):
+                await self._scheduler.submit(request)
+        except TimeoutError:  # what is under way for it is dropped; its lane goes with a plan
+            if not request.ended:
+                request.stop = Stop.DEADLINE
         except BaseException:
             request.cancelled = True
             raise
@@ -271,39 +277,46 @@ class Engine:
     async def round(self) -> list[Request]:
         """Plan a round, run it in a thread and take in its results."""
         started = time.perf_counter()
-        plan, ended = self._rounds.plan(time.monotonic())
+        plan = self._rounds.plan()
         self._stats.host_s += time.perf_counter() - started
         self._stats.rounds += 1
         assert self._thread is not None
         work = asyncio.get_running_loop().run_in_executor(self._thread, self._execute, plan)
-        try:
-            results = await asyncio.shield(work)
-        except asyncio.CancelledError:
-            await asyncio.wait([work])  # the state is on its way through the programs
-            raise
+        cancelled = None
+        while not work.done():
+            try:
+                await asyncio.wait([work])
+            except asyncio.CancelledError as error:
+                # The state is on its way through the programs, which write to pages that others
+                # would find; so the round is taken in as any other, however often this is said.
+                cancelled = error
+        results = work.result()
         started = time.perf_counter()
         finished = self._rounds.absorb(plan, results)
         self._stats.host_s += time.perf_counter() - started
         if self._config.routing:
             for request in finished:
                 self._read_routing(request)
-        return ended + finished
+        if cancelled is not None:
+            raise cancelled
+        return finished
 
     def _execute(self, plan: Plan) -> Results:
         """Run a plan on the device and fetch what it drew; nothing is waited for before the end."""
-        started = time.perf_counter()
+        self._begun, self._mark = None, time.perf_counter()
         self._place(plan.placed)
         self._copy(plan.copies)
         drawn = [self._prefill(call) for call in plan.calls]
         self._copy(plan.late_copies)
         decoded = self._decode(plan) if plan.decodes else None
+        begun = self._begun or self._mark
         first = [tuple(map(np.asarray, call)) for call in drawn]
         between = time.perf_counter()
         rest = None if decoded is None else tuple(map(np.asarray, decoded))
         ended = time.perf_counter()
-        self._stats.prefill_s += between - started
+        self._stats.prefill_s += between - begun
         self._stats.decode_s += ended - between
-        self._stats.device_s += ended - started
+        self._stats.device_s += ended - begun
         return Results([(each[0], each[1], each[2]) for each in first], rest)
 
     def _run(self, program: Program, *inputs: Any) -> Any:
@@ -311,10 +324,14 @@ class Engine:
         if self._state is None:
             raise SamplerError("an earlier round failed on the device; load weights to begin anew")
         state, self._state = self._state, None  # donated
+        ready, output = time.perf_counter(), None
+        self._stats.host_s += ready - self._mark
+        self._begun = self._begun or ready
         if program.kind in ("place", "copy"):
             self._state = self._programs(program, state, *inputs)
-            return None
-        self._state, output = self._programs(program, self._leaves, state, *inputs)
+        else:
+            self._state, output = self._programs(program, self._leaves, state, *inputs)
+        self._mark = time.perf_counter()
         return output
 
     def _place(self, lanes: Sequence[Lane]) -> None:

@@ -3,10 +3,10 @@
     A   [a shared prompt ....][its tail, A's answer ..]    pages 7 5
     B   [a shared prompt ....][its tail, B's answer ..]    pages 7 9, where 9 began as a copy of 5
 
-A full page is known by its chain: the content before it and its own tokens. Two sequences with equal
-beginnings therefore find the same pages, and a partial page, which its owner still writes to, is
-copied for a second one. What a sequence was to compute and did not is found by nobody any more. A
-page that nobody uses keeps its tokens until its place is needed; the one unused for longest goes
+A full page is known by its chain: the content before it and its own tokens. Two sequences with
+equal beginnings therefore find the same pages, and a partial page, which its owner still writes to,
+is copied for a second one. What a sequence was to compute and did not is found by nobody any more.
+A page that nobody uses keeps its tokens until its place is needed; the one unused for longest goes
 first, and a page never before those that continue it. Nothing here touches the device: the engine
 computes, copies and writes what is decided here.
 """

@@ -67,9 +67,12 @@ class Recorder:
         if self._version is None or not self._end:
             return None
         end = self._end
+        mask = np.asarray(self._mask[:end], bool)
+        if self._routing:  # what was sampled under choices that nobody knows cannot be replayed
+            mask[sum(map(len, self._routing)) + 1 :] = False
         return Trajectory(
             tokens=np.asarray(self._tokens[:end], np.int32),
-            loss_mask=np.asarray(self._mask[:end], bool),
+            loss_mask=mask,
             sampler_logprobs=np.asarray(self._logprobs[:end], np.float32),
             untruncated_logprobs=np.asarray(self._untruncated[:end], np.float32),
             turn_index=np.asarray(self._turns[:end], np.int16),

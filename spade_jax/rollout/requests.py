@@ -30,7 +30,6 @@ class Request:
     context_tokens: int
     decode: Decode | None = None  # needed for stop strings
     order: int = 0  # requests are admitted in this order
-    deadline: float | None = None  # on the monotonic clock
     stop: Stop | None = None  # set when finished
     error: str = ""  # set when it failed
     cancelled: bool = False  # nobody waits for it any more
@@ -126,13 +125,16 @@ class Request:
         del self.logprobs[kept:], self.untruncated[kept:], self.forced[kept:]
 
     def _open_block(self, length: int) -> int | None:
-        """Index of the first token in the thinking block that is open at `length`; None if none."""
+        """Index of the first token in the thinking block that is open at `length`; None if none.
+
+        A turn that ended leaves no block open, whatever it held.
+        """
         thinking = self.params.thinking
         if not self.params.thinking_tokens or thinking is None or any(self.forced):
             return None  # a block is closed once: what opens later is the policy's own affair
         start = None  # opening an open block again gains nothing
         for index in range(length - 1, -1, -1):
-            if self.tokens[index] == thinking.close_id:
+            if self.tokens[index] in (thinking.close_id, *self.params.stop_ids):
                 break
             if self.tokens[index] == thinking.open_id:
                 start = index + 1
@@ -154,12 +156,15 @@ class Request:
         return None
 
     def _stop_string(self, before: int) -> int | None:
-        """Length at which the sampled text first holds a stop string, looking behind `before`."""
+        """Length at which the sampled text first holds a stop string, looking behind `before`; what
+        was forced, and what came before it, is not looked at.
+        """
         strings = self.params.stop_strings
         if not strings or self.decode is None:
             return None
         longest = max(map(len, strings))
-        start = max(self.num_prompt, before - 2 * TOKENS_PER_CHARACTER * longest)
+        forced = max((i + 1 for i, each in enumerate(self.forced) if each), default=0)
+        start = max(self.num_prompt + forced, before - 2 * TOKENS_PER_CHARACTER * longest)
 
         def holds(length: int) -> bool:
             assert self.decode is not None

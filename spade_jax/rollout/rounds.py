@@ -92,7 +92,6 @@ class Rounds:
         self._stats = stats
         self._table = PageTable(config.num_pages, config.page_tokens)
         self._waiting: list[tuple[int, int, Request]] = []  # a heap
-        self._deadlines: list[tuple[float, int, Request]] = []  # a heap
         self._ties = count()
         self._ranks = count()
         self._free = list(range(config.lanes - 1, -1, -1))
@@ -116,8 +115,6 @@ class Rounds:
     def add(self, request: Request) -> None:
         """Let a request wait for its turn."""
         heapq.heappush(self._waiting, (request.order, next(self._ties), request))
-        if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, next(self._ties), request))
 
     def drop(self, stop: Stop) -> list[Request]:
         """End every request where it is, and hold no page any more."""
@@ -128,7 +125,7 @@ class Rounds:
             self._release(lane)
         for request in dropped:
             request.stop = stop
-        self._waiting, self._deadlines = [], []
+        self._waiting = []
         return dropped
 
     def clear(self) -> None:
@@ -137,9 +134,9 @@ class Rounds:
 
     # ---- planning
 
-    def plan(self, now: float) -> tuple[Plan, list[Request]]:
-        """What the next round does, and the requests that end without it."""
-        ended = self._expire(now)
+    def plan(self) -> Plan:
+        """What the next round does."""
+        self._sweep()
         placed = self._grow()
         admitted, copies = self._admit()
         calls, late_copies = self._prefill()
@@ -155,26 +152,18 @@ class Rounds:
         self._stats.count_pages(self._table)
         order = sorted(placed | admitted, key=lambda lane: lane.index)
         spare = self._table.spare(self._config.spare_pages)
-        plan = Plan(order, copies, calls, late_copies, list(self._slots), line, limits, spare)
-        return plan, ended
+        return Plan(order, copies, calls, late_copies, list(self._slots), line, limits, spare)
 
     def _by_rank(self) -> list[Lane]:
         return sorted(self._lanes.values(), key=lambda lane: lane.rank)
 
-    def _expire(self, now: float) -> list[Request]:
-        """End what is out of time or not wanted; a lane whose prompt is under work ends after it,
-        since others may be waiting for its pages.
+    def _sweep(self) -> None:
+        """Give back the lanes of what is out of time or not wanted; one whose prompt is under work
+        goes after it, since others may be waiting for its pages.
         """
-        ended = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            request = heapq.heappop(self._deadlines)[2]
-            if not request.ended:
-                request.stop = Stop.DEADLINE
-                ended.append(request)
         for lane in list(self._lanes.values()):
             if lane.ready and lane.request.ended:
                 self._release(lane)
-        return ended
 
     def _grow(self) -> set[Lane]:
         """Give the lanes that can decode, the first admitted first, the page of their next token;
@@ -349,21 +338,17 @@ class Rounds:
         self._stats.occupied_slot_steps += int((lanes[:, :steps] >= 0).sum())
         for step, slot in np.argwhere(taken[:, :steps].T >= 0).tolist():
             self._table.extend(self._lanes[int(lanes[slot, step])].held, int(taken[slot, step]))
-        for slot in range(len(slots)):
-            row = lanes[slot, :steps]
-            edges = np.flatnonzero(np.diff(row, prepend=-2, append=-2))
-            for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-                if row[start] < 0:
-                    continue
-                lane = self._lanes[int(row[start])]
+        begins = np.ones((len(slots), steps), bool)  # of what one lane drew in one slot
+        begins[:, 1:] = np.diff(lanes[:, :steps]) != 0
+        starts = np.flatnonzero(begins)
+        ends = np.append(starts, begins.size)[1:]
+        owners = lanes[:, :steps].ravel()[starts]
+        drawn = [each[:, :steps].ravel().tolist() for each in (tokens, logprobs, untruncated)]
+        for owner, start, end in zip(owners.tolist(), starts.tolist(), ends.tolist(), strict=True):
+            if owner >= 0:
+                lane = self._lanes[owner]
                 lane.decoded = True
-                part = slice(start, end)
-                self._take(
-                    lane,
-                    tokens[slot, part].tolist(),
-                    logprobs[slot, part].tolist(),
-                    untruncated[slot, part].tolist(),
-                )
+                self._take(lane, *(each[start:end] for each in drawn))
                 yield lane
         self._slots = slots.tolist()
 

@@ -139,10 +139,10 @@ class Scheduler(Generic[Request]):
             failed = next((task for task in tasks if _has_failed(task)), None)
         finally:
             self._running = False  # a coroutine that outlives its cancellation can ask nothing more
+            self._service.drop()  # before anything is awaited, which may be cancelled
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            self._service.drop()
         if failed is not None:
             failed.result()
         return [task.result() for task in tasks]

@@ -22,10 +22,10 @@ class EngineStats:
     filled_places: int = 0  # of these, those that hold a token
     held_pages_max: int = 0
     gather_s: float = 0.0  # inside `gather`
-    device_s: float = 0.0  # from dispatch to results on the host, late compiles included
+    device_s: float = 0.0  # from first dispatch to results on the host, late compiles included
     prefill_s: float = 0.0  # of it, until the prompts were done
     decode_s: float = 0.0  # of it, from there on
-    host_s: float = 0.0  # planning rounds and taking in their results
+    host_s: float = 0.0  # planning rounds, filling arrays for them and taking in their results
     load_s: float = 0.0  # moving weights to the sampler
     late_compiles: int = 0  # programs that `compile` had not compiled when needed: should stay 0
 

@@ -156,7 +156,7 @@ DECLARED: dict[str, str] = {
     "moe/router_z_loss": "router z-loss before its weight, mean over layers",
     "time/load_s": "seconds of moving weights to the sampler",
     "time/device_waited_frac": "share of the plays in which the sampler's device had nothing to do",
-    "time/round_host_s": "seconds of a round in which the host plans it and takes in its results",
+    "time/round_host_s": "seconds of a round that are the host's: plan, arrays and results",
     **{f"time/{phase}_s": f"seconds of the {phase} phase" for phase in PHASES},
     **{
         f"time/sandbox_step_p{q}_s": f"processor time of one step, {q}th percentile"

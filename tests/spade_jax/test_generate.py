@@ -30,7 +30,6 @@ from spade_jax.config import Config, RunConfig, to_dict
 from spade_jax.errors import SamplerError, SpadeError
 from spade_jax.generate import Options, generate
 from spade_jax.generate.conversation import _without_thinking
-from spade_jax.generate.files import Completions, read_prompts
 from spade_jax.generate.policy import Policy
 from spade_jax.learner.checkpoint import Checkpoints
 from spade_jax.learner.step import Learner
@@ -228,6 +227,9 @@ LINES = {
     b'{"text": "a"}\n3': "line 2: holds none of text, tokens, messages; expected an object",
     b'{"txt": "a"}': "line 1: holds none of text",
     b'{"text": "a", "tokens": [5]}': "line 1: holds text and tokens of text",
+    b'{"text": "a", "max_tokens": 5, "id": 3}': (
+        "line 1: holds 'max_tokens', 'id' beside text, which would have no effect; leave out"
+    ),
     b'{"text": 3}': "line 1: text is 3; expected a string",
     b'{"text": "\\ud800"}': "line 1: text is ",
     b'{"text": ""}': "line 1: text is empty",
@@ -342,36 +344,6 @@ def test_what_is_there_is_kept(weights, prompts, tmp_path, unloaded):
     assert "text" in file.read_text()
 
 
-def test_completions_are_written_in_order_as_soon_as_they_can_be(tmp_path):
-    path = tmp_path / "out"
-    with Completions(path, overwrite=False, inputs=[]) as out:
-        out.put(2, {"n": 2})
-        assert path.read_text() == ""
-        out.put(0, {"n": 0})
-        assert path.read_text() == '{"n": 0}\n' and out.num_written == 1
-        out.put(1, {"n": 1})
-        assert out.num_written == 3
-    assert [json.loads(line)["n"] for line in path.read_text().splitlines()] == [0, 1, 2]
-    with Completions(path, overwrite=True, inputs=[]) as out:
-        out.put(0, {"n": 9})
-    assert path.read_text() == '{"n": 9}\n'
-    other = tmp_path / "other"
-    with pytest.raises(SpadeError), Completions(other, overwrite=False, inputs=[]):
-        raise SpadeError("the weights cannot be read")
-    assert not other.exists()
-    with (
-        pytest.raises(SpadeError, match="cannot be written: No space left"),
-        Completions(Path("/dev/full"), overwrite=True, inputs=[]) as out,
-    ):
-        out.put(0, {})
-
-
-def test_a_byte_order_mark_is_no_text(tmp_path):
-    path = tmp_path / "prompts"
-    path.write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n')
-    assert list(read_prompts(path)) == [(1, "text", "a")]
-
-
 def _environment(tmp_path: Path) -> dict[str, str]:
     cache = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
     devices = {"XLA_FLAGS": "", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
@@ -421,6 +393,44 @@ def test_a_piped_conversation_equals_the_same_messages_of_a_file(
     reply = first.partition("> what does\n")[2].partition("\n(ended")[0]
     assert reply and reply.split("\n> ")[0] in second
     assert said["text"] and "\n".join(visible_lines(said["text"])) in first
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_interrupts_end_a_reply_and_the_conversation_goes_on(count, weights, monkeypatch, capsys):
+    rounds, whole = 0, Engine._execute
+
+    def interrupted(self: Engine, plan: Any) -> Any:
+        nonlocal rounds
+        rounds += 1
+        results = whole(self, plan)
+        for _ in range(count if rounds == 2 else 0):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)  # pending signals of one kind are one
+        return results
+
+    monkeypatch.setattr(Engine, "_execute", interrupted)
+    lines = io.TextIOWrapper(io.BytesIO(b"what does\nand the robot\n"))
+    monkeypatch.setattr(sys, "stdin", lines)
+    capsys.readouterr()
+    assert generate(Options(weights, max_tokens=200, stop=("zzz",))) == 0
+    first, _, second = capsys.readouterr().out.partition("> and the robot\n")
+    assert first.count("(interrupted)") == 1 and "(interrupted)" not in second
+    assert second.strip()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("options", [{"context": None, "max_tokens": 20}, {"context": 20}])
+def test_one_short_prompt_is_completed(options, weights, prompts, tmp_path):
+    """Of which the cache holds less than two pages."""
+    file = prompts({"tokens": [9]})
+    [line] = complete(weights, file, tmp_path / "out", slots=None, **options)
+    assert len(line["tokens"]) in (12, 20) or line["stop"] == "stop_id"
+
+
+def test_a_conversation_in_a_small_context(weights, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"what\n")))
+    assert generate(Options(weights, max_tokens=8, context=100)) == 0
+    assert "100 tokens of context" in capsys.readouterr().out
 
 
 def test_a_message_that_does_not_fit_is_said(weights, monkeypatch, capsys):

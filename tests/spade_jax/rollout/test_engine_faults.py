@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import threading
 import time
 
 import jax
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 from samplers import (
     CONFIG,
+    MODEL,
     fresh,
     new_engine,
+    one_device,
     parameters,
     prompt,
     run,
@@ -18,6 +21,7 @@ from samplers import (
     sampling,
 )
 
+from models.transformer import init_params
 from spade_jax.errors import SamplerError
 from spade_jax.rollout.engine import Engine
 from spade_jax.types import Completion, Stop
@@ -107,6 +111,46 @@ def test_cancelling_the_whole_gather_mid_round(engine, expected):
     assert same_bits(fresh(engine, *CASES), expected)
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_a_cancelled_round_wrote_over_is_not_found_again(times):
+    """One lane, and a cache that a prompt fills: the round that is cancelled, once or again while
+    it is waited for, takes the pages in which the prompt would be found.
+    """
+    engine = new_engine(
+        dataclasses.replace(CONFIG, slots=1, queue=0, kv_tokens=64, decode_steps=32)
+    )
+    case = (prompt(0, 40), sampling(6), 0)
+    [expected] = run(engine, case)
+    inside, go_on = threading.Event(), threading.Event()
+    whole = engine._execute
+
+    def slow(plan):
+        inside.set()
+        assert go_on.wait(60)
+        return whole(plan)
+
+    async def main() -> None:
+        call = engine.generate(prompt(1, 9), sampling(40), jax.random.key(1))
+        task = asyncio.create_task(engine.gather([call]))
+        while not inside.is_set():
+            await asyncio.sleep(0.001)
+        for _ in range(times):
+            task.cancel()
+            await asyncio.sleep(0.01)
+        assert not task.done()
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "_execute", slow)
+        asyncio.run(main())
+    assert engine.num_held_pages == 0
+    [again] = run(engine, case)
+    assert again.tokens.tolist() == expected.tokens.tolist()
+    assert np.abs(again.logprobs - expected.logprobs).max() < 1e-4
+
+
 def test_stopping_mid_round(engine, expected):
     async def stop_soon() -> None:
         await engine.generate(prompt(9, 5), sampling(2), jax.random.key(0))
@@ -138,6 +182,35 @@ def test_weights_that_are_no_numbers_fail_a_request(engine):
     assert "position 10 were not numbers (a request of 10 tokens, 0 sampled)" in text
     assert engine.stats().failed_count == 1
     assert engine.num_held_pages == 0
+
+
+def test_scores_of_one_row_that_are_no_numbers():
+    """The embedding of one id is not a number: on the device, only the row that holds it fails."""
+    model = dataclasses.replace(MODEL, tied_head=False)
+    engine = Engine(model, CONFIG, one_device())
+    engine.compile()
+    params = init_params(model, jax.random.key(0))
+    engine.load(params, version=7)
+    expected = run(engine, *CASES)
+    bad = min(set(range(64)) - {int(token) for start, _, _ in CASES for token in start})
+    assert all(bad not in completion.tokens for completion in expected)
+    engine.load(
+        jax.tree.map_with_path(
+            lambda path, leaf: leaf.at[bad].set(np.nan) if "embedding" in str(path) else leaf,
+            params,
+        ),
+        version=8,
+    )
+
+    async def fails() -> str:
+        with pytest.raises(SamplerError) as error:
+            await engine.generate(np.array([1, bad, 3], np.int32), sampling(8), jax.random.key(2))
+        return str(error.value)
+
+    text, *rest = asyncio.run(engine.gather([fails(), *calls(engine, 8)]))
+    assert "position 3 were not numbers" in text
+    assert same_bits(rest, expected)
+    assert engine.stats().failed_count == 1 and engine.num_held_pages == 0
 
 
 def test_a_failed_row_leaves_its_neighbours_alone(engine, expected, monkeypatch):

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from typing import Any
 
 import jax
 import numpy as np
@@ -117,6 +118,28 @@ def test_deadlines_end_requests_with_what_there_is(engine):
     record = Recorder()
     record.add_completion(late)
     assert (record.build(1.0) is None) == (len(late.tokens) == 0)
+
+
+def test_a_deadline_holds_while_another_environment_is_slow(engine):
+    """Rounds wait for all that were answered; a request that is out of time does not."""
+
+    async def slow() -> None:
+        await engine.generate(prompt(0, 5), sampling(2), jax.random.key(0))
+        await asyncio.wait_for(ended.wait(), 60)
+
+    async def hurried() -> Completion:
+        await engine.generate(prompt(1, 5), sampling(2), jax.random.key(1))
+        late = await engine.generate(prompt(2, 5), sampling(50, deadline_s=0.2), jax.random.key(2))
+        ended.set()
+        return late
+
+    async def main() -> list[Any]:
+        return await engine.gather([slow(), hurried()])
+
+    ended = asyncio.Event()
+    _, late = asyncio.run(main())
+    assert late.stop is Stop.DEADLINE and len(late.tokens) < 50
+    assert engine.num_held_pages == 0
 
 
 def test_router_choices_of_every_token_in_the_cache():

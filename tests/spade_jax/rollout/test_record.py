@@ -73,6 +73,19 @@ def test_the_first_choice_of_a_token_is_kept():
     assert trajectory.routing[:, 0, 0].tolist() == [0, 2, 4, 106, 108, 0]
 
 
+def test_what_was_sampled_under_unknown_choices_is_not_taught():
+    """A completion that ran out of time has no choices, so its tokens cannot be replayed."""
+    record = Recorder()
+    record.add_prompt(np.array([5, 6]))
+    record.add_completion(completion([7, 8], routing=np.zeros((3, 1, 2), np.int16)))
+    record.add_completion(completion([9, 10]))
+    trajectory = record.build(1.0)
+    assert trajectory is not None and trajectory.routing is not None
+    # 8 was sampled behind the choices of 7, which are known; 9 behind those of 8, which are not.
+    assert trajectory.loss_mask.tolist() == [False, False, True, True, False, False]
+    assert trajectory.routing.shape == (6, 1, 2)
+
+
 def test_no_episode_crosses_an_update():
     record = Recorder()
     record.add_completion(completion([1]))

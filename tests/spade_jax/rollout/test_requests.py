@@ -128,6 +128,33 @@ def test_opening_a_block_again_gains_nothing():
     assert asked.close_thinking and asked.tokens[2:] == [OPEN, 10, OPEN, 10, OPEN]
 
 
+def test_a_block_left_open_in_an_earlier_turn_charges_none_later():
+    """The turn before was ended inside its block, by a stop id; what came after it is text."""
+    asked = thinking(3)
+    asked.tokens += [OPEN, 10, 11, 2, 12]
+    asked.num_prompt += 5
+    assert asked.limit() == asked.most - 1
+    absorb(asked, [10, 11, 12, 13, 14])
+    assert not asked.close_thinking and asked.num_sampled == 5
+    absorb(asked, [OPEN, 10, 11, 12])
+    assert asked.close_thinking
+
+
+@pytest.mark.parametrize("end", ["\n", "\n\n"])
+def test_the_closing_of_a_block_is_no_stop_string(end):
+    line = BYTES.encode("\n")
+    block = Thinking(0, 1, (*line, 1, *line))  # its ids have no text
+    asked = request(stop_strings=(end,), thinking_tokens=1, thinking=block)
+    absorb(asked, [block.open_id, 20])
+    asked.force_closing()
+    assert BYTES.decode(asked.tokens[4:]) == "\n\n"
+    absorb(asked, [30])
+    absorb(asked, [31])
+    assert not asked.ended
+    absorb(asked, [32, *BYTES.encode(end), 33])
+    assert asked.stop is Stop.STOP_STRING and asked.tokens[-2 - len(end) : -len(end)] == [31, 32]
+
+
 def test_closing_ids_keep_to_the_room_there_is():
     asked = thinking(2, max_tokens=4)
     absorb(asked, [OPEN, 10, 11])
