@@ -280,7 +280,7 @@ def start_run(config: Config, *, resume: bool | None) -> Iterator[Run]:
     folder = RunFolder(config.run.dir, spool=spool, writes=process == 0)
     watch = Watch(config.run.checkpoint_steps, config.run.checkpoint_minutes)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(watch.listening())
+        stack.enter_context(watch.listening(config.run.preemption_url))
         stack.enter_context(folder.locked())
         if resume is None:
             resume = processes.first(folder.saved_config() is not None)
