@@ -110,8 +110,10 @@ def test_an_error_in_one_process_ends_all_with_its_reason(tmp_path):
     assert working == 3 and "process 0 of 2 failed: ValueError: a bug" in last_line(heard), heard
 
 
-def kill_waiting(tmp_path, victim, aside):
-    """Kill one of two processes, of which one waits for the other in a program of both."""
+def lose(tmp_path, victim, aside, how=signal.SIGKILL):
+    """End one of two processes, of which one waits for the other in a program of both; what became
+    of the other.
+    """
     started = scenario("waits", tmp_path, WAITS_ASIDE=str(aside))
     deadline = time.monotonic() + DEADLINE_S
     while not all((tmp_path / f"ready{index}").exists() for index in range(2)):
@@ -119,26 +121,39 @@ def kill_waiting(tmp_path, victim, aside):
         time.sleep(0.1)
     time.sleep(2)
     began = time.monotonic()
-    started[victim].send_signal(signal.SIGKILL)
-    found = ended(started)[1 - victim]
+    started[victim].send_signal(how)
+    found = ended([started[1 - victim]])
     assert time.monotonic() - began < 30
-    return found
+    started[victim].kill()
+    started[victim].communicate()
+    return found[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("aside", [0, 1])
 def test_a_killed_process_ends_the_other_with_the_reason(tmp_path, aside):
     """The other waits for it in the network, or is busy with something else."""
-    status, text = kill_waiting(tmp_path, 1, aside)
+    status, text = lose(tmp_path, 1, aside)
     assert status == 3, text
     assert "process 1 of 2 is lost: nothing was heard of it for" in last_line(text)
     assert "Traceback" not in text
 
 
 @pytest.mark.slow
-def test_without_process_0_jax_ends_the_others(tmp_path):
-    status, text = kill_waiting(tmp_path, 0, 0)
-    assert status != 0 and "the leader task was preempted/died" in text, text
+@pytest.mark.parametrize(
+    ("aside", "how", "reason"),
+    [
+        (0, signal.SIGKILL, "it no longer listens"),
+        (1, signal.SIGKILL, "it no longer listens"),
+        (0, signal.SIGSTOP, "nothing was heard of it for 4 s"),  # as of a machine that is gone
+    ],
+)
+def test_a_lost_process_0_ends_the_other_with_the_reason(tmp_path, aside, how, reason):
+    """Its service of the run goes with it, and jax aborts the other: not before that says why."""
+    status, text = lose(tmp_path, 0, aside, how)
+    assert status == 3, text
+    assert f"process 0 of 2 is lost: {reason}; see its log" in last_line(text)
+    assert "Traceback" not in text
 
 
 @pytest.mark.slow
@@ -157,8 +172,8 @@ def test_three_updates_over_two_processes_equal_those_of_one_device(tmp_path):
 
 TRAIN = """
 import sys
-from spade_jax import cli, processes
-processes.LOST_S = 10.0
+from spade_jax import cli, heartbeat
+heartbeat.LOST_S = 10.0
 sys.exit(cli.main(["train", *sys.argv[1:]]))
 """
 
