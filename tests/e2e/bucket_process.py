@@ -2,6 +2,7 @@
 `train`.
 """
 
+import logging
 import sys
 
 import pytest
@@ -12,4 +13,5 @@ from spade_jax import cli
 if __name__ == "__main__":
     with pytest.MonkeyPatch.context() as monkeypatch:
         shared_bucket_store(monkeypatch)
+        logging.root.handlers.clear()  # of what the stand-in imports; `main` has its own
         sys.exit(cli.main(["train", *sys.argv[1:]]))

@@ -64,7 +64,8 @@ def test_two_processes_run_in_a_bucket_to_the_end_and_go_on(tmp_path, monkeypatc
             assert "run folder: gs://" in text and "run folder: " not in other_text
             assert "Traceback" not in text + other_text
             sent = [one for one in store.writes if "/checkpoints/" not in one]
-            assert len(sent) == len(set(sent))
+            again = {one for one in sent if sent.count(one) > 1}
+            assert again <= {f"{name}/checkpointed.txt"}  # before each save, and at the end
             assert steps == 2 or any(one.startswith("bucket/compiled/jit") for one in sent)
             lines = store.objects[f"{name}/metrics.jsonl"][0].splitlines()
             assert [json.loads(line)["progress/step"] for line in lines] == list(range(steps))
