@@ -32,7 +32,7 @@ from spade_jax.roles_config import (
 from spade_jax.settings import Section, check_fields, require
 
 SCHEMES = ("gs", "s3", "az")
-"""Buckets that a run folder can be in."""
+"""Buckets that a run folder and compiled programs can be in."""
 
 __all__ = [
     "SKILLS",
@@ -75,15 +75,23 @@ class RunConfig(Section):
     # admit what environments answered by the round that is fixed for it, not as it comes: a second
     # run is then the same to the bit, and a slow environment delays the others
     deterministic: bool = True
-    # where compiled programs are kept for the next run, unless JAX_COMPILATION_CACHE_DIR says it;
-    # empty: nowhere
+    # where compiled programs are kept for the next run, a folder or gs://BUCKET/PATH, unless
+    # JAX_COMPILATION_CACHE_DIR says it; empty: nowhere
     compile_cache: str = "~/.cache/spade_jax/compiled"
+    # asked every second whether this machine is about to be taken, which stops the run as SIGTERM
+    # does: http://metadata.google.internal/computeMetadata/v1/instance/preempted; empty: not asked
+    preemption_url: str = ""
     chat_template: str = "auto"  # auto: what the checkpoint says; else spade, chatml, qwen3, llama3
 
     def __post_init__(self) -> None:
         require(bool(self.dir), "run.dir", self.dir, "a folder name")
-        scheme = self.dir.partition("://")[0] if "://" in self.dir else "gs"
-        require(scheme in SCHEMES, "run.dir", self.dir, f"a folder, or a URL of {SCHEMES}")
+        for name in ("dir", "compile_cache"):
+            folder = getattr(self, name)
+            known = "://" not in folder or folder.partition("://")[0] in SCHEMES
+            require(known, f"run.{name}", folder, f"a folder, or a URL of {SCHEMES}")
+        url = self.preemption_url
+        asked = not url or url.startswith(("http://", "https://"))
+        require(asked, "run.preemption_url", url, "an address that starts with http://, or nothing")
         require(bool(self.spool_dir), "run.spool_dir", self.spool_dir, "a folder name")
         require(0 <= self.seed < 2**31, "run.seed", self.seed, "0 to 2147483647")
         require(self.steps >= 1, "run.steps", self.steps, "at least 1")

@@ -14,23 +14,17 @@ Who the processes are is found in the environment, the first of these that is th
     a Slurm step of more than one task, each a process with the devices that Slurm lets it see
     JAX_PLATFORMS=tpu: the workers of the TPU slice, as jax finds them; JAX_NUM_PROCESSES=1 for none
 
-An error in one process ends all of them with its reason. Of a process that just disappears nothing
-is heard any more, and after `LOST_S` the others end. Processes that are held up by one another, and
-starting lost ones again, are not handled here: a run is resumed as a whole.
+An error in one process, or its loss, ends all of them with the reason (`heartbeat`). Processes that
+are held up by one another are not handled here.
 """
 
 import contextlib
-import ctypes
 import logging
 import os
 import pickle
 import re
 import secrets
-import signal
 import socket
-import sys
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -40,7 +34,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from models.errors import ModelError
+from spade_jax import heartbeat
 from spade_jax.errors import ConfigError, LostProcess, SpadeError
+from spade_jax.heartbeat import ROOM, Heartbeat, client, first_line
 
 logger = logging.getLogger(__name__)
 
@@ -48,14 +44,8 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 JOIN_S = 300  # for all processes to come
-BEAT_S = 1.0  # between two signs of life of a process
-SILENT_S = 5.0  # without one, it may be lost
-LOST_S = 60.0  # without one, a process is lost; jax itself would wait longer, and abort
-GRACE_S = 20.0  # for a process to end in order when another has failed
-LINGER_S = 2.0  # that process 0 stays behind the others: without its service they would abort
 POLL_S = 1  # between two chances to be interrupted while others are waited for
 PIECE_BYTES = 2**22  # of one process, in one exchange between devices
-_ROOM = "spade_jax"
 
 
 class Place(NamedTuple):
@@ -141,7 +131,7 @@ def joined() -> Iterator[None]:
         return
     _join(place)
     global _watch
-    watch = _Watch(index(), count())
+    watch = Heartbeat(index(), count())
     if watch.count == 1:
         yield
         return
@@ -183,7 +173,7 @@ def _join(place: Place) -> None:
     except (ValueError, RuntimeError, OSError) as error:
         where = f"the processes of {place.address}" if place.address else "the workers of this TPU"
         raise ConfigError(
-            f"{where} did not come together: {_first_line(error)}; start all of them within "
+            f"{where} did not come together: {first_line(error)}; start all of them within "
             f"{JOIN_S} s, let them reach process 0, or set JAX_NUM_PROCESSES=1 to run as one"
         ) from error
 
@@ -205,12 +195,13 @@ def _require_port(address: str) -> None:
         ) from error
 
 
-def _end(watch: "_Watch", error: BaseException) -> None:
+def _end(watch: Heartbeat, error: BaseException) -> None:
     """Leave a run that has failed, here or elsewhere: say why, and let the others go first."""
+    watch.leaving = True
     if isinstance(error, jax.errors.JaxRuntimeError):  # perhaps of a peer that is no more
         watch.wait_for_reason()
     watch.leave(None if watch.reason else _told(error))
-    _forget_service()
+    heartbeat.forget_service()
     if watch.reason:
         raise LostProcess(watch.reason) from None
 
@@ -221,136 +212,10 @@ def _told(error: BaseException) -> str:
         return str(error)
     if isinstance(error, KeyboardInterrupt):
         return "it was interrupted"
-    return f"{_first_line(error)} (its log has the whole of it)"
+    return f"{first_line(error)} (its log has the whole of it)"
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
-
-
-def _client() -> Any:
-    from jax._src import distributed  # no public module offers the key-value service
-
-    return distributed.global_state.client
-
-
-def _forget_service() -> None:
-    """Keep jax from waiting, at the exit, for processes that will not come."""
-    from jax._src import distributed
-
-    state = distributed.global_state
-    for part in (state.client, state.service):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))  # its destructor would wait as well
-    state.client = state.service = None
-
-
-class _Watch:
-    """A thread that gives signs of life, sees those of the others, and ends this process when one
-    of them fails: first by an interrupt, then, where that is not heard, at once.
-    """
-
-    def __init__(self, index: int, count: int) -> None:
-        self.index, self.count = index, count
-        self.reason = ""
-        self.stop = False  # whether some process was asked to
-        self._client = _client()
-        self._ended = threading.Event()
-        self._found = threading.Event()
-        self._heard = dict.fromkeys(range(count), time.monotonic())  # when each was heard of last
-        self._thread = threading.Thread(target=self._run, name="processes", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def end(self) -> None:
-        """All is well: watch no more."""
-        self._ended.set()
-        self._thread.join()
-
-    def wait_for_reason(self) -> None:
-        """Give the failure of another process time to be seen, unless all others are alive."""
-        asked = time.monotonic()
-        while not self._found.wait(BEAT_S):
-            if time.monotonic() - asked > SILENT_S and not self._silent(SILENT_S):
-                return
-
-    def _silent(self, seconds: float) -> list[int]:
-        now = time.monotonic()
-        return [process for process, at in self._heard.items() if now - at > seconds]
-
-    def leave(self, reason: str | None) -> None:
-        """Say why, unless another process has said it, and that this one is gone; process 0, which
-        keeps the service, waits until all that live have said so.
-        """
-        self._ended.set()
-        self._thread.join()
-        deadline = time.monotonic() + GRACE_S + 5 * BEAT_S
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # the service may be gone
-            if reason:
-                self._client.key_value_set(f"{_ROOM}/failed/{self.index}", reason)
-            self._client.key_value_set(f"{_ROOM}/left/{self.index}", "")
-            awaited = set(range(self.count)) - set(self._silent(SILENT_S))
-            while self.index == 0 and awaited and time.monotonic() < deadline:
-                time.sleep(BEAT_S / 4)
-                awaited -= self._told("left").keys()
-        if self.index == 0:
-            time.sleep(LINGER_S)
-
-    def _told(self, kind: str) -> dict[int, str]:
-        """What the processes have said of one kind, by their index."""
-        found = self._client.key_value_dir_get(f"{_ROOM}/{kind}/")
-        return {int(key.rpartition("/")[2]): value for key, value in found}
-
-    def _run(self) -> None:
-        beats: dict[int, str] = {}
-        number = 0
-        while not self._ended.wait(BEAT_S):
-            number += 1
-            try:
-                self._client.key_value_set(
-                    f"{_ROOM}/beat/{self.index}", str(number), allow_overwrite=True
-                )
-                if self.stop:
-                    self._client.key_value_set(f"{_ROOM}/stop/0", "", allow_overwrite=True)
-                heard, failed = self._told("beat"), self._told("failed")
-                if self._told("stop"):
-                    self.stop = True
-            except jax.errors.JaxRuntimeError as error:
-                if 0 in self._silent(LOST_S):
-                    self._fail(f"process 0 cannot be reached: {_first_line(error)}")
-                    return
-                continue
-            now = time.monotonic()
-            self._heard |= {p: now for p, beat in heard.items() if beat != beats.get(p)}
-            beats = heard
-            if failed:
-                process = min(failed)
-                self._fail(f"process {process} of {self.count} failed: {failed[process]}")
-                return
-            if silent := self._silent(LOST_S):
-                self._fail(
-                    f"process {silent[0]} of {self.count} is lost: nothing was heard of it for "
-                    f"{LOST_S:.0f} s; see its log and its machine, then go on with --resume"
-                )
-                return
-
-    def _fail(self, reason: str) -> None:
-        """End this process for a reason that lies in another."""
-        if self._ended.is_set():
-            return
-        self.reason = reason
-        self._found.set()
-        os.kill(os.getpid(), signal.SIGINT)
-        # Its main thread may be waiting, in the device or the network, for the one that is lost.
-        if not self._ended.wait(GRACE_S + (LINGER_S if self.index == 0 else 0)):
-            print(f"spade-jax: {reason}", file=sys.stderr, flush=True)
-            with contextlib.suppress(jax.errors.JaxRuntimeError):
-                self._client.key_value_set(f"{_ROOM}/left/{self.index}", "")
-            os._exit(LostProcess.exit_code)
-
-
-_watch: _Watch | None = None  # of the run that this process has joined
+_watch: Heartbeat | None = None  # of the run that this process has joined
 _meetings = 0  # how often this process has met the others, as each of them has
 
 
@@ -359,23 +224,23 @@ def _meet(note: str) -> list[str]:
     global _meetings
     if count() == 1:
         return [note]
-    client, mine = _client(), index()
-    client.key_value_set(f"{_ROOM}/note/{_meetings}/{mine}", note)
+    service, mine = client(), index()
+    service.key_value_set(f"{ROOM}/note/{_meetings}/{mine}", note)
     notes = [
-        note if process == mine else _wait_for(client, f"{_ROOM}/note/{_meetings}/{process}")
+        note if process == mine else _wait_for(service, f"{ROOM}/note/{_meetings}/{process}")
         for process in range(count())
     ]
     if _meetings:  # whoever is here has read the notes of the time before
-        client.key_value_delete(f"{_ROOM}/note/{_meetings - 1}/{mine}")
+        service.key_value_delete(f"{ROOM}/note/{_meetings - 1}/{mine}")
     _meetings += 1
     return notes
 
 
-def _wait_for(client: Any, key: str) -> str:
-    """What another process says, however long it takes: whether it still lives is `_Watch`'s."""
+def _wait_for(service: Any, key: str) -> str:
+    """What another process says, however long it takes: whether it still lives is `Heartbeat`'s."""
     while True:
         try:
-            return client.blocking_key_value_get(key, POLL_S * 1000)
+            return service.blocking_key_value_get(key, POLL_S * 1000)
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise

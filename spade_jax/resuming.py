@@ -30,6 +30,7 @@ FREE_FIELDS = (
     "run.keep_checkpoints",
     "run.keep_every_steps",
     "run.compile_cache",
+    "run.preemption_url",
     "mesh.data",
     "mesh.fsdp",
     "mesh.expert",
@@ -62,6 +63,15 @@ FREE_FIELDS = (
 so the last bits, as another device would. `run.init_from` is not among them where its weights are
 kept frozen (`needs_start`).
 """
+
+_OF_ITS_MACHINE = {
+    "run.spool_dir",
+    "run.compile_cache",
+    "run.preemption_url",
+    "corpus.cache_dir",
+    "telemetry.live",
+}
+"""Settings that may differ between the processes of a run."""
 
 _BEGUN = {*TOKENIZER_FILES, "revision.txt", "config.json"}
 """What a start that is killed leaves before `config.json` makes its folder a run's."""
@@ -99,9 +109,9 @@ def check_folder(folder: RunFolder, config: Config, *, resume: bool) -> None:
 
 def check_processes(folder: RunFolder, config: Config) -> None:
     """Refuse processes that are not of one run, once all of them have looked at its folder."""
-    own = {"run.spool_dir", "run.compile_cache", "corpus.cache_dir", "telemetry.live"}
     fields = _fields(to_dict(config)).items()
-    processes.check_same("config", {name: value for name, value in fields if name not in own})
+    shared = {name: value for name, value in fields if name not in _OF_ITS_MACHINE}
+    processes.check_same("config", shared)
     if folder.checkpoints == folder.path / "checkpoints":  # not in a bucket
         processes.check_shared(folder.path, f"run.dir={folder.name!r}")
 

@@ -1,7 +1,8 @@
 """When a run saves, and whether it stops before its end: the one place where signals and the clock
 decide something. Neither changes a bit of what the run computes.
 
-SIGTERM, which TPU VMs, Slurm and `kill` send before they take the machine, asks a run to stop.
+SIGTERM, which TPU VMs, Slurm and `kill` send before they take the machine, asks a run to stop; so
+does a cloud's notice that it will (`preemption`).
 What is saved is the state after a whole step, never half of one. Design and play, which take long,
 are given up where they are (`guarded`): a resume does them again, to the same bits. An update has
 consumed the state, so it is finished, and its step is completed and saved. Interrupts (SIGINT) are
@@ -21,7 +22,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from spade_jax import processes
+from spade_jax import preemption, processes
 
 logger = logging.getLogger(__name__)
 
@@ -47,14 +48,17 @@ class Watch:
         self._at_once = False
 
     @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Take SIGTERM as the wish to stop while in the block."""
+    def listening(self, preemption_url: str = "") -> Iterator[None]:
+        """Take SIGTERM, and notice of a preemption where an address is given that tells of it, as
+        the wish to stop while in the block.
+        """
         if threading.current_thread() is not threading.main_thread():  # signals are not for it
             yield
             return
         before = signal.signal(signal.SIGTERM, self._hear)
         try:
-            yield
+            with preemption.noticed(preemption_url):
+                yield
         finally:
             signal.signal(signal.SIGTERM, before)
 

@@ -47,6 +47,7 @@ from spade_jax.rollout.stats import EngineStats
 from spade_jax.rollout.templates import choose
 from spade_jax.stage import Stage
 from spade_jax.stopping import Stopped, Watch
+from spade_jax.telemetry.bucket import is_url, require_reachable
 from spade_jax.telemetry.live import LiveView
 from spade_jax.telemetry.sinks import RunFolder
 from spade_jax.telemetry.summary import closing, read_metrics, summary
@@ -236,10 +237,11 @@ class Run:
         """Write the summary and say where the run is and what changed."""
         self._note_checkpoint()
         moved = self._moved()
-        lines = read_metrics(self.folder.path / "metrics.jsonl")
-        self.folder.save_summary(summary(lines, moved))
-        self.folder.push()
-        logger.info("%s", closing(lines, moved, self.folder.name))
+        if self.folder.writes:  # in a bucket, the other processes have no metrics to read
+            lines = read_metrics(self.folder.path / "metrics.jsonl")
+            self.folder.save_summary(summary(lines, moved))
+            self.folder.push()
+            logger.info("%s", closing(lines, moved, self.folder.name))
         return self.folder.path
 
     def _moved(self) -> float | None:
@@ -278,7 +280,7 @@ def start_run(config: Config, *, resume: bool | None) -> Iterator[Run]:
     folder = RunFolder(config.run.dir, spool=spool, writes=process == 0)
     watch = Watch(config.run.checkpoint_steps, config.run.checkpoint_minutes)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(watch.listening())
+        stack.enter_context(watch.listening(config.run.preemption_url))
         stack.enter_context(folder.locked())
         if resume is None:
             resume = processes.first(folder.saved_config() is not None)
@@ -348,10 +350,22 @@ def _compile(engine: Engine, learner: Learner) -> None:
 
 
 def keep_compiled(folder: str) -> None:
-    """Let jax keep compiled programs in a folder, unless it was told one; empty: nowhere."""
+    """Let jax keep compiled programs in a folder, unless it was told one; empty: nowhere.
+
+    Raises:
+        SpadeError: the folder is in a bucket that cannot be reached.
+    """
     name = "jax_compilation_cache_dir"
-    if folder and not jax.config.values[name]:
-        jax.config.update(name, folder if "://" in folder else str(Path(folder).expanduser()))
+    if folder and not is_url(folder):
+        folder = str(Path(folder).expanduser())
+    kept = jax.config.values[name] or folder
+    if is_url(kept):
+        require_reachable(kept)  # jax would warn of each program, and keep none
+        # jax lets XLA cache what it tuned for GPUs beside it, and XLA can write to no bucket: the
+        # first program would fail.
+        jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
+    if kept:
+        jax.config.update(name, kept)
 
 
 def make_stage(

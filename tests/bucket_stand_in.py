@@ -2,12 +2,15 @@
 run reaches a bucket, fsspec (the run folder) and tensorstore's HTTP client (arrays).
 
 As in the real one, objects appear whole, there are no folders, and what is written carries a
-generation number. There is no authentication, and nothing ever fails by itself.
+generation number. There is no authentication, and nothing ever fails by itself. The process that
+made it has it in memory (`bucket_store`); those that it starts share it (`shared_bucket_store`).
 """
 
 import contextlib
+import http.client
 import io
 import json
+import os
 import threading
 import urllib.parse
 from collections.abc import Iterator
@@ -41,14 +44,66 @@ class Store:
             return self.generation
 
     def names(self, prefix: str) -> list[str]:
+        return sorted(self.sizes(prefix))
+
+    def sizes(self, prefix: str) -> dict[str, int]:
         with self.lock:
-            return sorted(name for name in self.objects if name.startswith(prefix))
+            found = sorted(name for name in self.objects if name.startswith(prefix))
+            return {name: len(self.objects[name][0]) for name in found}
+
+    def read(self, name: str) -> bytes | None:
+        with self.lock:
+            return self.objects[name][0] if name in self.objects else None
+
+    def remove(self, name: str) -> bool:
+        with self.lock:
+            return self.objects.pop(name, None) is not None
+
+
+class SharedStore:
+    """The store of another process, through its HTTP server."""
+
+    def __init__(self, url: str) -> None:
+        self._host = urllib.parse.urlsplit(url).netloc
+
+    def put(self, name: str, data: bytes) -> None:
+        bucket, _, rest = name.partition("/")
+        query = urllib.parse.urlencode({"uploadType": "media", "name": rest})
+        status, told = self._ask("POST", f"/upload/storage/v1/b/{bucket}/o?{query}", data)
+        if status != 200:
+            raise PermissionError(told.decode())
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        bucket, _, rest = prefix.partition("/")
+        query = urllib.parse.urlencode({"prefix": rest})
+        _, told = self._ask("GET", f"/storage/v1/b/{bucket}/o?{query}")
+        return {f"{bucket}/{i['name']}": int(i["size"]) for i in json.loads(told)["items"]}
+
+    def read(self, name: str) -> bytes | None:
+        status, data = self._ask("GET", f"{self._path(name)}?alt=media")
+        return data if status == 200 else None
+
+    def remove(self, name: str) -> bool:
+        return self._ask("DELETE", self._path(name))[0] == 204
+
+    def _path(self, name: str) -> str:
+        bucket, _, rest = name.partition("/")
+        return f"/storage/v1/b/{bucket}/o/{urllib.parse.quote(rest, safe='')}"
+
+    def _ask(self, method: str, path: str, data: bytes | None = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self._host, timeout=60)
+        try:
+            connection.request(method, path, data)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
 
 
 class _Upload(io.BytesIO):
     """An object that is there once it is closed."""
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Store | SharedStore, name: str) -> None:
         super().__init__()
         self._store, self._name = store, name
 
@@ -63,7 +118,7 @@ class BucketFileSystem(fsspec.AbstractFileSystem):
 
     protocol = ("gs", "gcs")
     cachable = False
-    store: Store  # set on a subclass
+    store: Store | SharedStore  # set on a subclass
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
@@ -72,38 +127,36 @@ class BucketFileSystem(fsspec.AbstractFileSystem):
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         path = self._strip_protocol(path)
         found: dict[str, dict[str, Any]] = {}
-        for name in self.store.names(f"{path}/"):
+        for name, size in self.store.sizes(f"{path}/").items():
             rest = name[len(path) + 1 :].split("/")
             full = f"{path}/{rest[0]}"
-            size = len(self.store.objects[name][0])
             kind = {"type": "directory", "size": 0} if rest[1:] else {"type": "file", "size": size}
             found[full] = {"name": full, **kind}
         if not found:
-            if path not in self.store.objects:
+            size = self.store.sizes(path).get(path)
+            if size is None:
                 raise FileNotFoundError(path)
-            size = len(self.store.objects[path][0])
             found[path] = {"name": path, "type": "file", "size": size}
         return list(found.values()) if detail else list(found)
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
         path, store = self._strip_protocol(path), self.store
         if "r" in mode:
-            if path not in store.objects:
+            data = store.read(path)
+            if data is None:
                 raise FileNotFoundError(path)
-            return io.BytesIO(store.objects[path][0])
-        if store.deny:
+            return io.BytesIO(data)
+        if isinstance(store, Store) and store.deny:
             raise PermissionError(store.deny)
         return _Upload(store, path)
 
     def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
         path = self._strip_protocol(path)
-        names = [path] if path in self.store.objects else []
-        names += self.store.names(f"{path}/") if recursive else []
-        if not names:
+        removed = [self.store.remove(path)]
+        if recursive:
+            removed += map(self.store.remove, self.store.sizes(f"{path}/"))
+        if not any(removed):
             raise FileNotFoundError(path)
-        for name in names:
-            with self.store.lock:
-                self.store.objects.pop(name, None)
 
     def mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
         """Nothing: a bucket has no folders."""
@@ -156,9 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_DELETE(self) -> None:
         bucket, name, _ = self._parse()
-        with self.store.lock:
-            found = self.store.objects.pop(f"{bucket}/{name}", None)
-        return self._answer(204 if found else 404, b"")
+        return self._answer(204 if self.store.remove(f"{bucket}/{name}") else 404, b"")
 
     def _list(self, bucket: str, query: dict[str, str]) -> None:
         names = self.store.names(f"{bucket}/{query.get('prefix', '')}")
@@ -191,7 +242,6 @@ class _Handler(BaseHTTPRequestHandler):
 def bucket_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """While in the block, `gs://` means a new store."""
     store = Store()
-    system = type("System", (BucketFileSystem,), {"store": store})
     handler = type("Handler", (_Handler,), {"store": store})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
@@ -199,11 +249,21 @@ def bucket_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     thread.start()
     monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("GOOGLE_AUTH_TOKEN_FOR_TESTING", "none")
-    monkeypatch.setattr(backend.fsspec_backend, "_get_filesystem", lambda name: system())
-    monkeypatch.setattr(gcs_utils, "get_bucket", lambda name: object())  # no hierarchical folders
+    _reach(monkeypatch, store)
     try:
         yield store
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def shared_bucket_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `gs://` mean the store of the process that started this one."""
+    _reach(monkeypatch, SharedStore(os.environ["TENSORSTORE_GCS_HTTP_URL"]))
+
+
+def _reach(monkeypatch: pytest.MonkeyPatch, store: Store | SharedStore) -> None:
+    system = type("System", (BucketFileSystem,), {"store": store})
+    monkeypatch.setattr(backend.fsspec_backend, "_get_filesystem", lambda name: system())
+    monkeypatch.setattr(gcs_utils, "get_bucket", lambda name: object())  # no hierarchical folders

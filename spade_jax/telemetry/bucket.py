@@ -26,6 +26,16 @@ def is_url(path: str | Path) -> bool:
     return "://" in str(path)
 
 
+def require_reachable(url: str) -> None:
+    """Refuse a folder in a bucket that cannot be read; one that is not there yet is none the less
+    a good one.
+
+    Raises:
+        SpadeError: says why.
+    """
+    Bucket(url, Path()).listing()
+
+
 class Bucket:
     """The folder of one run in a bucket, and the local folder that is its spool."""
 

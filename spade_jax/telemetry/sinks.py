@@ -162,6 +162,8 @@ class RunFolder:
     """The run folder as drawn above. Opening it makes the folder and changes nothing in it.
 
     `path` is a local folder, and `name` what the user calls it: of a folder in a bucket, its URL.
+    What the run has written since it was opened is only sure to be in the process that `writes`: in
+    a bucket, each process has a spool of its own.
     """
 
     def __init__(
@@ -182,7 +184,7 @@ class RunFolder:
         else:
             self.path = Path(path).expanduser().absolute()
         self.name = self._bucket.url if self._bucket else str(self.path)
-        self._writes = writes
+        self.writes = writes
         self._metrics = JsonlSink(self.path / "metrics.jsonl")
         self._unsynced: set[Path] = set()
         with _writing(self.path):
@@ -207,7 +209,7 @@ class RunFolder:
         Raises:
             SpadeError: another run is in it.
         """
-        if not self._writes and self._bucket is None:  # the process that writes has the lock
+        if not self.writes and self._bucket is None:  # the process that writes has the lock
             yield
             return
         descriptor = os.open(self.path, os.O_RDONLY)
@@ -233,9 +235,9 @@ class RunFolder:
         """Bring what is new to the bucket, if the run folder is in one, or else what a resume needs
         of it to the disk; return when it is there.
         """
-        if self._bucket and self._writes:
+        if self._bucket and self.writes:
             self._bucket.push()
-        elif self._writes:
+        elif self.writes:
             for path in sorted(self._unsynced | {path.parent for path in self._unsynced}):
                 with _writing(path):
                     _sync(path)
@@ -282,13 +284,13 @@ class RunFolder:
 
     def save_file(self, name: str, data: bytes) -> None:
         """Write one whole file; `name` is relative to the run folder."""
-        if self._writes:
+        if self.writes:
             write_atomic(self.path / name, data)
 
     def log(self, metrics: Mapping[str, Any]) -> None:
         """Append one step's metrics, after checking their names and values."""
         checked = metric_names.check(metrics)
-        if self._writes:
+        if self.writes:
             self._metrics.write(checked)
             self._unsynced.add(self._metrics.path)
 
@@ -297,7 +299,7 @@ class RunFolder:
         data = b"".join(_json_line(episode) for episode in episodes)
         name = f"episodes/step_{step:05d}.jsonl"
         self.save_file(name, data)
-        if self._writes:
+        if self.writes:
             self._unsynced.add(self.path / name)
 
     def save_environment(self, environment: Environment) -> None:
@@ -343,7 +345,7 @@ class RunFolder:
         Checkpoints are left alone. Running it again, also after a kill in its middle, gives the
         same folder.
         """
-        if not self._writes:
+        if not self.writes:
             return
         if self._bucket:
             self._cut_bucket(self._bucket, step, cycle)

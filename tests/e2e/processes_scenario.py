@@ -15,7 +15,7 @@ from learning import CONFIG, MODELS, draw_params, three_updates
 
 from models.execution import PLAIN
 from models.sharding import build_mesh, host_meshes, param_shardings
-from spade_jax import cli, processes
+from spade_jax import cli, heartbeat, processes
 from spade_jax.errors import SpadeError
 from spade_jax.learner.step import Learner
 from spade_jax.rollout import weights
@@ -93,7 +93,7 @@ def learns(scratch: Path) -> None:
 
 def main() -> int:
     scenario: Callable[[Path], None] = globals()[sys.argv[1]]
-    processes.LOST_S = processes.GRACE_S = 4.0  # for tests that wait for it
+    heartbeat.LOST_S = heartbeat.GRACE_S = 4.0  # for tests that wait for it
 
     def run(arguments: list[str]) -> int:
         with processes.joined():

@@ -1,77 +1,29 @@
 """Two processes of four devices each, as one run: what they exchange, learn, and how they end."""
 
 import json
-import os
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from learning import CONFIG, MODELS, draw_params, three_updates
+from several import DEADLINE_S, ROOT, ended, free_port, last_line, start
 
 from helpers import untimed
 from models.sharding import build_mesh
 from spade_jax.learner.step import Learner
 from spade_jax.telemetry.metrics import DIVIDED
 
-ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 600
 STOP_S = 30
-
-
-def start(arguments, port, index, devices=4, count=2, **more):
-    path = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-        "PYTHONPATH": os.pathsep.join(path),
-        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
-        "JAX_NUM_PROCESSES": str(count),
-        "JAX_PROCESS_ID": str(index),
-    }
-    return subprocess.Popen(
-        [sys.executable, *arguments],
-        env=environment | more,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
-def ended(started):
-    """Exit status and output of each, in order."""
-    try:
-        found = [(each, each.communicate(timeout=DEADLINE_S)[0]) for each in started]
-        return [(each.returncode, text) for each, text in found]
-    finally:
-        for each in started:
-            if each.poll() is None:
-                each.kill()
-                each.wait()
 
 
 def scenario(name, scratch, **more):
     port = free_port()
     arguments = [str(ROOT / "tests" / "e2e" / "processes_scenario.py"), name, str(scratch)]
     return [start(arguments, port, index, **more) for index in range(2)]
-
-
-def last_line(text):
-    """The last that the program said: gloo, a library of jax, may say more when its buffer goes."""
-    return [line for line in text.strip().splitlines() if not line.startswith("[Gloo]")][-1]
 
 
 @pytest.mark.slow
@@ -110,8 +62,10 @@ def test_an_error_in_one_process_ends_all_with_its_reason(tmp_path):
     assert working == 3 and "process 0 of 2 failed: ValueError: a bug" in last_line(heard), heard
 
 
-def kill_waiting(tmp_path, victim, aside):
-    """Kill one of two processes, of which one waits for the other in a program of both."""
+def lose(tmp_path, victim, aside, how=signal.SIGKILL):
+    """End one of two processes, of which one waits for the other in a program of both; what became
+    of the other.
+    """
     started = scenario("waits", tmp_path, WAITS_ASIDE=str(aside))
     deadline = time.monotonic() + DEADLINE_S
     while not all((tmp_path / f"ready{index}").exists() for index in range(2)):
@@ -119,26 +73,39 @@ def kill_waiting(tmp_path, victim, aside):
         time.sleep(0.1)
     time.sleep(2)
     began = time.monotonic()
-    started[victim].send_signal(signal.SIGKILL)
-    found = ended(started)[1 - victim]
+    started[victim].send_signal(how)
+    found = ended([started[1 - victim]])
     assert time.monotonic() - began < 30
-    return found
+    started[victim].kill()
+    started[victim].communicate()
+    return found[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("aside", [0, 1])
 def test_a_killed_process_ends_the_other_with_the_reason(tmp_path, aside):
     """The other waits for it in the network, or is busy with something else."""
-    status, text = kill_waiting(tmp_path, 1, aside)
+    status, text = lose(tmp_path, 1, aside)
     assert status == 3, text
     assert "process 1 of 2 is lost: nothing was heard of it for" in last_line(text)
     assert "Traceback" not in text
 
 
 @pytest.mark.slow
-def test_without_process_0_jax_ends_the_others(tmp_path):
-    status, text = kill_waiting(tmp_path, 0, 0)
-    assert status != 0 and "the leader task was preempted/died" in text, text
+@pytest.mark.parametrize(
+    ("aside", "how", "reason"),
+    [
+        (0, signal.SIGKILL, "it no longer listens"),
+        (1, signal.SIGKILL, "it no longer listens"),
+        (0, signal.SIGSTOP, "nothing was heard of it for 4 s"),  # as of a machine that is gone
+    ],
+)
+def test_a_lost_process_0_ends_the_other_with_the_reason(tmp_path, aside, how, reason):
+    """Its service of the run goes with it, and jax aborts the other: not before that says why."""
+    status, text = lose(tmp_path, 0, aside, how)
+    assert status == 3, text
+    assert f"process 0 of 2 is lost: {reason}; see its log" in last_line(text)
+    assert "Traceback" not in text
 
 
 @pytest.mark.slow
@@ -157,8 +124,8 @@ def test_three_updates_over_two_processes_equal_those_of_one_device(tmp_path):
 
 TRAIN = """
 import sys
-from spade_jax import cli, processes
-processes.LOST_S = 10.0
+from spade_jax import cli, heartbeat
+heartbeat.LOST_S = 10.0
 sys.exit(cli.main(["train", *sys.argv[1:]]))
 """
 

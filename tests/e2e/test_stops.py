@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+from metadata_stand_in import metadata_server
 
 from spade_jax.cli import main
 from spade_jax.envs.library import FAMILIES
@@ -125,6 +126,23 @@ def test_a_run_stops_in_a_play_and_on_a_full_disk_and_goes_on(first, environment
     assert main(["checkpoints", str(folder)]) == 0
     assert whole_steps(folder / "checkpoints") == [0]
 
+    run(folder, environment, "--resume")
+    assert_same_run(folder, first[0])
+
+
+@pytest.mark.slow
+def test_a_run_stops_at_a_notice_of_its_preemption_and_goes_on(first, environment, tmp_path):
+    """On another machine, which is asked elsewhere or not at all."""
+    folder = tmp_path / "preempted"
+    with metadata_server() as metadata:
+        process = begin(folder, environment, "--run.preemption-url", metadata.url)
+        wait_for((folder / "metrics.jsonl").exists, process)
+        assert metadata.asked > 0
+        metadata.text, noticed = "TRUE", time.monotonic()
+        _, told = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0 and time.monotonic() - noticed < STOP_S, told[-3000:]
+    assert "this machine is about to be taken" in told and "Traceback" not in told
+    assert "asked to stop: after step" in told and not (folder / "summary.md").exists()
     run(folder, environment, "--resume")
     assert_same_run(folder, first[0])
 

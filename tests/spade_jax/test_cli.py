@@ -66,6 +66,7 @@ def test_every_preset_builds():
         (["train", TINY, "--run.checkpoint-minutes", "inf"], ["run.checkpoint_minutes=inf"]),
         (["train", TINY, "--run.keep-every-steps", "-1"], ["run.keep_every_steps=-1"]),
         (["checkpoints"], ["RUN", "--help"]),
+        (["train", TINY, "--run.compile-cache", "ftp://h/x"], ["run.compile_cache='ftp://h/x'"]),
         (["train", TINY, "--run.dir", "~nobody_here/x"], ["run.dir='~nobody_here/x'"]),
         (["train", TINY, "--engine.page-tokens", "1000000"], ["engine.page_tokens=1000000"]),
         (["checkpoints", "absent"], ["absent is not the folder of a run"]),

@@ -3,6 +3,7 @@ refused for before anything is computed.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
+from bucket_stand_in import bucket_store
 
 from models.sharding import build_mesh
 from spade_jax.config import (
@@ -41,6 +43,7 @@ from spade_jax.telemetry.timing import Phases
 from spade_jax.train import Run, start_run
 from spade_jax.types import Document, Fault, Outcome
 
+ROOT = Path(__file__).parents[2]
 DYING = """
 import os
 
@@ -59,15 +62,94 @@ def test_where_compiled_programs_are_kept(tmp_path, folder, told, expected):
         "import jax, sys; from spade_jax.train import keep_compiled; keep_compiled(sys.argv[1]); "
         "print(jax.config.jax_compilation_cache_dir)"
     )
-    kept = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
-    environment = kept | {"HOME": str(tmp_path / "home")}
+    environment = {"HOME": str(tmp_path / "home")}
     if told:
         environment["JAX_COMPILATION_CACHE_DIR"] = told
+    assert apart(code, folder, **environment).strip().endswith(expected)
+
+
+def apart(code: str, *arguments: str, **environment: str) -> str:
+    """What a program prints in a process whose jax was told of no folder for compiled programs."""
+    kept = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    kept["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     done = subprocess.run(
-        [sys.executable, "-c", code, folder], env=environment, capture_output=True, text=True
+        [sys.executable, "-c", code, *arguments],
+        env=kept | environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().endswith(expected)
+    return done.stdout
+
+
+COMPILES = """
+import jax, pytest
+from bucket_stand_in import bucket_store
+from jax._src import compiler
+from spade_jax.train import keep_compiled
+
+hits = []
+jax.monitoring.register_event_listener(
+    lambda event, **_: hits.append(event) if event.endswith("/cache_hits") else None
+)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+with pytest.MonkeyPatch.context() as monkeypatch, bucket_store(monkeypatch) as store:
+    keep_compiled("gs://bucket/compiled")
+    for again in (False, True):
+        jax.jit(lambda x: x * 2 + 1)(3.0).block_until_ready()
+        assert any(name.startswith("bucket/compiled/jit") for name in store.objects)
+        assert bool(hits) == again
+        jax.clear_caches()
+    options = compiler.get_compile_options(1, 1)
+    build = options.executable_build_options
+    print(f"XLA: {build.debug_options.xla_gpu_per_fusion_autotune_cache_dir!r}")
+"""
+UNREACHABLE = """
+import jax
+from etils.epath import backend
+from spade_jax.errors import SpadeError
+from spade_jax.train import keep_compiled
+
+def no_gcsfs(name):
+    raise ImportError("No module named 'gcsfs'")
+
+backend.fsspec_backend._get_filesystem = no_gcsfs
+try:
+    keep_compiled("gs://bucket/compiled")
+except SpadeError as error:
+    print(error, jax.config.jax_compilation_cache_dir)
+"""
+
+
+def test_compiled_programs_are_kept_in_a_bucket():
+    """By jax, in the bucket, and not by XLA beside them: it has no file system for that."""
+    assert "XLA: ''" in apart(COMPILES)
+
+
+@pytest.mark.parametrize("told", [{}, {"JAX_COMPILATION_CACHE_DIR": "gs://bucket/compiled"}])
+def test_a_bucket_for_compiled_programs_that_cannot_be_reached_is_refused(told):
+    (line,) = apart(UNREACHABLE, **told).splitlines()
+    assert line.startswith("gs://bucket/compiled cannot be opened: No module named 'gcsfs'; ")
+    assert "install the extra `gcs`" in line
+
+
+def test_one_process_of_several_sums_up_a_run_in_a_bucket(tmp_path, monkeypatch):
+    """The others have nothing of what the run wrote: each has a spool of its own."""
+    monkeypatch.setattr(Run, "_moved", lambda self: 0.25)
+    with bucket_store(monkeypatch) as store, contextlib.ExitStack() as opened:
+        runs = []
+        for process in range(2):
+            run = object.__new__(Run)
+            run.checkpoints = SimpleNamespace(latest=lambda: None)
+            spool = tmp_path / str(process)
+            run.folder = RunFolder("gs://bucket/run", spool=spool, writes=process == 0)
+            opened.enter_context(run.folder.locked())
+            runs.append(run)
+        for run in runs:
+            run.folder.log({"progress/step": 0, "progress/cycle": 0, "time/step_s": 1.0})
+            assert run.finish() == run.folder.path
+        assert store.writes == ["bucket/run/metrics.jsonl", "bucket/run/summary.md"]
+        assert b"the weights moved by 2.50e-01" in store.objects["bucket/run/summary.md"][0]
 
 
 def made_stage() -> Stage:
@@ -213,7 +295,7 @@ def test_the_shape_of_the_mesh_may_change_and_the_seed_may_not():
     assert differing == {"run.seed"}
 
 
-ASSETS = Path(__file__).parents[2] / "assets" / "tiny"
+ASSETS = ROOT / "assets" / "tiny"
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """A run folder in a bucket, which is a stand-in: what is there when, and how a machine resumes."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bucket_stand_in import Store, bucket_store
+from bucket_stand_in import SharedStore, Store, bucket_store
 
 from helpers import make_episode
 from spade_jax.errors import SpadeError
@@ -169,6 +170,19 @@ def test_a_process_that_does_not_write_leaves_a_local_folder_alone(tmp_path: Pat
             second.push()
     assert files(tmp_path) == before
     assert first.logged_steps() == [0]
+
+
+def test_processes_that_a_test_starts_share_its_stand_in(store: Store):
+    other = SharedStore(os.environ["TENSORSTORE_GCS_HTTP_URL"])
+    name = "bucket/runs/one/a b?#é.txt"
+    assert other.read(name) is None and not other.remove(name) and other.sizes(name) == {}
+    other.put(name, b"123")
+    assert store.objects[name][0] == other.read(name) == b"123"
+    assert other.sizes("bucket/runs/one/") == store.sizes("bucket/runs/one/") == {name: 3}
+    assert other.remove(name) and name not in store.objects
+    store.deny = "no access"
+    with pytest.raises(PermissionError, match="no access"):
+        other.put(name, b"")
 
 
 def test_two_runs_of_a_machine_do_not_share_a_spool(store: Store, tmp_path: Path):
