@@ -115,8 +115,8 @@ def check_room(
             raise ModelError(
                 f"the model's parameters need {needed / 1e9:.2f} GB on each of {len(devices)} "
                 f"devices, and {device} has {free / 1e9:.2f} GB free; use more devices with "
-                "mesh.fsdp, mesh.tensor or mesh.expert, execution.param_dtype=bfloat16, or a "
-                "smaller model"
+                "mesh.fsdp, mesh.tensor or mesh.expert, or a smaller model; where adapters are "
+                "trained, set execution.param_dtype to bfloat16"
             )
 
 
