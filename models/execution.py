@@ -25,7 +25,9 @@ class Execution:
     layers: Layers = "auto"
     # activations and products; norms, softmax, router, rotary angles and scores are float32 always
     compute_dtype: Dtype = "auto"
-    param_dtype: Dtype = "auto"  # weights and optimiser moments of the learner; auto: float32
+    # weights of the learner; auto: float32. bfloat16 is for weights that stay as they are, beneath
+    # adapters: it rounds an update away
+    param_dtype: Dtype = "auto"
     # xla runs everywhere; splash on TPU, cudnn on NVIDIA, each with the platform's kernel for pages
     attention: AttentionBackend = "auto"
     # what the backward pass computes again: nothing, all but products with weights, or everything

@@ -94,21 +94,43 @@ def _unstack(leaf: Any, on_host: bool) -> Sequence[Any]:
     if isinstance(leaf, NamedSharding):
         raise TypeError("a sharding does not say how many layers it is of")
     if isinstance(leaf, jax.ShapeDtypeStruct):
-        sharding = _layer_sharding(leaf.sharding)
+        sharding = layer_sharding(leaf.sharding)
         return [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, sharding=sharding)] * leaf.shape[0]
     if isinstance(leaf, np.ndarray | Tracer):
         return [leaf[index] for index in range(leaf.shape[0])]
-    sharding = _layer_sharding(leaf.sharding)
+    sharding = layer_sharding(leaf.sharding)
     if on_host:
         sharding = sharding.with_memory_kind("pinned_host")
-    return _cutter(leaf.shape[0], sharding)(leaf)
+    return _cutter(leaf.shape[0], sharding)(_on_device(leaf))
 
 
-def _layer_sharding(sharding: Any) -> Any:
-    """Return the sharding of one layer of a stack, whose layers are never split."""
+def layer_sharding(sharding: Any) -> Any:
+    """Return the sharding of one layer of a stack, whose layers are never split; in the memory that
+    the stack is in.
+    """
     if not isinstance(sharding, NamedSharding):
         return sharding
-    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+    return _with_spec(sharding, sharding.spec[1:])
+
+
+def _stack_sharding(sharding: Any) -> Any:
+    """Return the sharding of a stack of layers that lie so, in the memory that they are in."""
+    if not isinstance(sharding, NamedSharding):
+        return sharding
+    return _with_spec(sharding, (None, *sharding.spec))
+
+
+def _with_spec(sharding: NamedSharding, spec: Sequence[Any]) -> NamedSharding:
+    return NamedSharding(sharding.mesh, PartitionSpec(*spec), memory_kind=sharding.memory_kind)
+
+
+def _on_device(array: jax.Array) -> jax.Array:
+    """Fetch an array from the memory of the host: programs of accelerators do not compute there."""
+    sharding = array.sharding
+    kind = next(iter(sharding.addressable_devices)).default_memory().kind
+    if sharding.memory_kind == kind:
+        return array
+    return jax.device_put(array, sharding.with_memory_kind(kind))
 
 
 @functools.lru_cache(maxsize=64)
@@ -123,7 +145,7 @@ def _stack(layers: Sequence[Any], free: bool) -> Any:
     """Join the same leaf of all layers."""
     first = layers[0]
     if isinstance(first, NamedSharding):
-        return NamedSharding(first.mesh, PartitionSpec(None, *first.spec))
+        return _stack_sharding(first)
     if isinstance(first, jax.ShapeDtypeStruct):
         shape = (len(layers), *first.shape)
         return jax.ShapeDtypeStruct(shape, first.dtype, sharding=_stack_sharding(first.sharding))
@@ -131,18 +153,12 @@ def _stack(layers: Sequence[Any], free: bool) -> Any:
         return np.stack(layers)
     if isinstance(first, Tracer):
         return jnp.stack(layers)
-    stack = _joiner(_stack_sharding(first.sharding))(*layers)
+    stack = _joiner(_stack_sharding(first.sharding))(*map(_on_device, layers))
     if free:
         stack.block_until_ready()
         for layer in layers:
             layer.delete()
     return stack
-
-
-def _stack_sharding(sharding: Any) -> Any:
-    if not isinstance(sharding, NamedSharding):
-        return sharding
-    return NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
 
 
 @functools.lru_cache(maxsize=64)

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
 from models import layout, stored, tensors
 from models.config import TransformerConfig
@@ -65,7 +65,7 @@ def load_groups(
         targets = {}
         for tensor in tensors.group(config, group):
             leaf, place = wanted[prefix + tensor.name]
-            place = _layer_place(place) if in_stack else place
+            place = layout.layer_sharding(place) if in_stack else place
             targets[tensor.name] = jax.ShapeDtypeStruct(tensor.shape, leaf.dtype, sharding=place)
         for name, array in read(group, targets).items():
             if in_stack:
@@ -76,13 +76,6 @@ def load_groups(
                 array = _writer(place)(arrays[prefix + name], array, index)
             arrays[prefix + name] = array
     return jax.tree.unflatten(jax.tree.structure(params), [arrays[name] for name in names])
-
-
-def _layer_place(place: Sharding) -> Sharding:
-    """Return the sharding of one layer of a stack, whose layers are never split."""
-    if not isinstance(place, NamedSharding):
-        return place
-    return NamedSharding(place.mesh, PartitionSpec(*place.spec[1:]))
 
 
 @functools.lru_cache(maxsize=64)
@@ -122,8 +115,8 @@ def check_room(
             raise ModelError(
                 f"the model's parameters need {needed / 1e9:.2f} GB on each of {len(devices)} "
                 f"devices, and {device} has {free / 1e9:.2f} GB free; use more devices with "
-                "mesh.fsdp, mesh.tensor or mesh.expert, execution.param_dtype=bfloat16, or a "
-                "smaller model"
+                "mesh.fsdp, mesh.tensor or mesh.expert, or a smaller model; where adapters are "
+                "trained, set execution.param_dtype to bfloat16"
             )
 
 

@@ -254,6 +254,7 @@ class Config:
             self.reward.agent_norm,
             self.reward.designer_norm,
             self.model.num_experts,
+            self.execution.param_dtype,
         )
         if self.learner.router_replay and not self.engine.routing:
             raise ConfigError(

@@ -90,7 +90,8 @@ class LearnerConfig(Section):
     moments_dtype: Literal["float32", "bfloat16"] = "float32"  # what both moments are stored in
     optimizer_memory: Memory = "device"  # where the moments wait between updates
     max_skipped: int = 3  # updates skipped in a row, for gradients not finite, that end the run
-    lora_rank: int = 0  # rank of the adapters that are trained instead of the weights; 0: none
+    # rank of the adapters, in float32, that are trained instead of the weights; 0: none
+    lora_rank: int = 0
     lora_alpha: float = 32.0  # adapters are multiplied by lora_alpha / lora_rank
     lora_on: Literal["attention", "experts", "all"] = "all"  # the matrices that have adapters
     head_tokens: int = 512  # tokens whose scores of the vocabulary exist at once
@@ -161,9 +162,14 @@ NORMS = {"dr_grpo": "mean", "rloo": "rloo"}
 
 
 def check_learner(
-    learner: LearnerConfig, agent_norm: str, designer_norm: str, num_experts: int
+    learner: LearnerConfig,
+    agent_norm: str,
+    designer_norm: str,
+    num_experts: int,
+    param_dtype: str,
 ) -> None:
-    """Refuse a learner that the sections `reward` and `model` do not suit."""
+    """Refuse a learner that the sections `reward`, `model` and `execution` do not suit."""
+    check_precision(learner, param_dtype)
     norm = NORMS.get(learner.loss)
     for name, found in (("agent_norm", agent_norm), ("designer_norm", designer_norm)):
         if norm is not None and found != norm:
@@ -175,4 +181,19 @@ def check_learner(
         raise ConfigError(
             "learner.router_replay replays a router's choices, and model.num_experts=1 has no "
             "router; leave it off"
+        )
+
+
+def check_precision(learner: LearnerConfig, param_dtype: str) -> None:
+    """Refuse to train weights that are too coarse for an update to move them.
+
+    AdamW moves a weight by about the learning rate. Numbers of bfloat16 near w are at least
+    |w| / 256 apart, and what is below half of that is rounded away.
+    """
+    if param_dtype == "bfloat16" and not learner.lora_rank:
+        raise ConfigError(
+            "execution.param_dtype='bfloat16' rounds an update of about "
+            f"learner.lr={learner.lr} away on every weight above {512 * learner.lr:.1g}; leave it "
+            "at 'float32' (products are in execution.compute_dtype all the same), or set "
+            "learner.lora_rank to train adapters, which are float32, on such weights"
         )

@@ -297,7 +297,8 @@ def paper_exact(config: Config) -> Config:
 
         reward    anchor of the mean return; difference of the arms' means, not shrunk; refused
                   designs earn nothing, hangs are punished by the plain regret alone; groups by
-                  environment; the designer's rewards centred and scaled by up to 50
+                  environment; the designer's rewards centred and scaled by up to 50; losses
+                  divided by all episodes and designs of a step, masked ones too
         learner   every sequence weighs alike, groups without contrast count; weights of tokens
                   up to 2 between trainer and sampler
         prompts   documents drawn by chance; whole programs from the memory

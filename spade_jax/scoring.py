@@ -25,7 +25,7 @@ from spade_jax.rewards.micro_learning_potential import micro_learning_potential
 from spade_jax.rewards.regret import Regret, reference_regret, regret
 from spade_jax.rewards.scale import reference_scale
 from spade_jax.rewards.seed_variance import within_share
-from spade_jax.types import Arm, Design, Episode, Group, Role
+from spade_jax.types import Arm, Design, Episode, Group, Role, Trajectory
 
 
 @dataclass(frozen=True)
@@ -323,8 +323,9 @@ def balance(
 ) -> tuple[list[Group], dict[Role, float], float | None]:
     """The groups of both roles with the weight of each role, and the designer's scale if any.
 
-    By `reference` every trajectory of the step weighs the same, those of groups without contrast
-    too, and the designer's advantages are multiplied by the scale.
+    By `reference` every trajectory of the step weighs the same, with those of groups without
+    contrast and masked ones in the divisor too, and the designer's advantages are multiplied by the
+    scale.
     """
     if config.reward.designer_scale == "role_weight":
         weights = {Role.AGENT: 1.0, Role.DESIGNER: config.learner.designer_weight}
@@ -335,7 +336,13 @@ def balance(
     designs = [replace(group, advantages=group.advantages * scale) for group in judged.groups]
     every = max(1, num_agent + num_designer)
     weights = {
-        role: sum(len(group.trajectories) for group in groups) / every
+        role: sum(_learns(config, each) for group in groups for each in group.trajectories) / every
         for role, groups in ((Role.AGENT, agents), (Role.DESIGNER, designs))
     }
     return agents + designs, weights, scale if num_designer else None
+
+
+def _learns(config: Config, trajectory: Trajectory) -> bool:
+    """Whether a trajectory has a loss, or is only in the divisor."""
+    masked = config.learner.overlong == "mask" and trajectory.truncated
+    return not masked and bool(trajectory.loss_mask.any())

@@ -75,6 +75,11 @@ def _teach(config: Config, out: Path) -> None:
             "corpus.enabled=False, but the warm start teaches designs that are grounded in "
             "documents; leave it on for `warmstart`"
         )
+    if config.execution.param_dtype == "bfloat16":
+        raise ConfigError(
+            "execution.param_dtype='bfloat16' is for weights beneath adapters, and the warm start "
+            "trains the weights themselves; leave it at 'float32' for `warmstart`"
+        )
     corpus = Corpus.load(config.corpus, config.run.seed)
     if start := config.warmstart.init_from:
         tokenizer = load_tokenizer(start)

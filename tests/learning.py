@@ -2,6 +2,7 @@
 alike, on any mesh.
 """
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -52,15 +53,21 @@ def draw_groups() -> list[Group]:
 
 
 def batch_for(learner: Learner) -> Batch:
-    """The same trajectories, packed for the devices of a learner."""
-    return pack_groups(
+    """The same trajectories, packed for the devices of a learner; off policy, so that ratios are
+    not 1, clips bind and importance weights meet their cap.
+    """
+    batch = pack_groups(
         draw_groups(),
         32,
         max(1, 4 // learner.shards),
         weights=dict.fromkeys(Role, 1.0),
+        learner=learner.config,
         shards=learner.shards,
         version=0,
     )
+    # by the token alone, so that it is the same wherever the token is packed
+    old = batch.rows.sampler_logprobs + 0.9 * np.sin(batch.rows.tokens).astype(np.float32)
+    return dataclasses.replace(batch, rows=batch.rows._replace(old_logprobs=old))
 
 
 def draw_params(model: TransformerConfig, places: Any = None) -> Any:
@@ -83,10 +90,13 @@ def draw_params(model: TransformerConfig, places: Any = None) -> Any:
     )
 
 
-def three_updates(learner: Learner, params: Any) -> tuple[Any, list[float]]:
-    """The weights after three updates, and what the updates reported."""
+TOLD = ("loss/agent", "loss/designer", "optim/grad_norm", "loss/clip_frac", "loss/tis_clip_frac")
+
+
+def three_updates(learner: Learner, params: Any) -> tuple[Any, list[list[float]]]:
+    """The weights after three updates, and what each update reported, in the order of TOLD."""
     state, batch, told = learner.init(params), batch_for(learner), []
     for _ in range(3):
         state, metrics = learner.step(state, batch)
-        told += [metrics["loss/agent"], metrics["loss/designer"], metrics["optim/grad_norm"]]
+        told.append([metrics[name] for name in TOLD])
     return learner.policy(state), told

@@ -52,14 +52,17 @@ def scale(config: LearnerConfig) -> float:
 
 
 def abstract_adapters(params: Params, config: LearnerConfig) -> Params:
-    """The adapters of parameters given as shapes, in their layout, with logical axes."""
+    """The adapters of parameters given as shapes, in their layout, with logical axes.
+
+    They are float32 whatever the weights are: an update of bfloat16 would be rounded away.
+    """
     flat: dict[tuple, Any] = {}
     for path, leaf in nnx.to_flat_state(params):
         target = targets(config).get(path[-2:])
         if target is None:
             continue
         axes: Axes = leaf.get_metadata("axes")
-        shape, dtype = leaf.get_value().shape, leaf.get_value().dtype
+        shape = leaf.get_value().shape
         stacked = target.stacked + ("layers" in axes)
         middle = stacked + target.inputs
         for name, part, named in (
@@ -70,7 +73,7 @@ def abstract_adapters(params: Params, config: LearnerConfig) -> Params:
                 (*axes[:stacked], RANK, *axes[middle:]),
             ),
         ):
-            flat[(*path, name)] = nnx.Param(jax.ShapeDtypeStruct(part, dtype), axes=named)
+            flat[(*path, name)] = nnx.Param(jax.ShapeDtypeStruct(part, jnp.float32), axes=named)
     return nnx.from_flat_state(flat)
 
 

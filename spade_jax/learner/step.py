@@ -40,7 +40,7 @@ from spade_jax.learner.batch import Batch, Rows
 from spade_jax.learner.objective import Objective, Setting, Sums, accumulate, logprobs, no_sums
 from spade_jax.learner.optim import learning_rate, make_optimizer
 from spade_jax.learner.report import report
-from spade_jax.learner_config import Memory
+from spade_jax.learner_config import Memory, check_precision
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,7 @@ class Learner:
         """Prepare the functions, compiled at first use."""
         self._model, self._config, self._mesh = model, config, mesh
         self._execution = execution
+        check_precision(config, execution.param_dtype)
         self._check_memory("optimizer_memory", config.optimizer_memory)
         self._check_memory("reference_memory", config.reference_memory)
         self._learning_rate = learning_rate(config)
@@ -108,9 +109,7 @@ class Learner:
             out_shardings=params,
         )
         self._distance: Any = jax.jit(
-            lambda found, start: (
-                optax.tree.norm(jax.tree.map(jnp.subtract, found, start)) / optax.tree.norm(start)
-            ),
+            _distance,
             in_shardings=(params, params),
             out_shardings=everywhere,
         )
@@ -352,6 +351,12 @@ class Learner:
                 f"{self._mesh.devices.flat[0].platform} has {', '.join(kinds)}; set "
                 f"learner.{name} to 'device'"
             )
+
+
+def _distance(found: Params, start: Params) -> Float[Array, ""]:
+    """Norm of the difference over that of `start`, in float32 whatever the weights are."""
+    found, start = optax.tree.cast(found, jnp.float32), optax.tree.cast(start, jnp.float32)
+    return optax.tree.norm(jax.tree.map(jnp.subtract, found, start)) / optax.tree.norm(start)
 
 
 def device_memories(mesh: Mesh) -> list[str]:

@@ -47,7 +47,7 @@ def shardings(
     def split(place: NamedSharding, axes: Axes) -> Quantized:
         summed = quantized.summed_axis(axes)
         scale = (*place.spec[:summed], None, *place.spec[summed + 1 :])
-        beside: Any = NamedSharding(mesh, PartitionSpec(*scale))
+        beside: Any = NamedSharding(mesh, PartitionSpec(*scale), memory_kind=place.memory_kind)
         return Quantized(place, beside)  # type: ignore[arg-type]
 
     return places if form == "same" else quantized.map_matrices(split, places)

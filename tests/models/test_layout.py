@@ -112,6 +112,38 @@ def test_sharded_arrays_keep_their_places():
     assert cut.sharding == NamedSharding(mesh, spec, memory_kind="pinned_host")
 
 
+def test_what_lies_on_the_host_stays_there():
+    """Shapes, shardings and arrays alike, in both directions."""
+    config, mesh = dataclasses.replace(DEEP, num_layers=2), build_mesh(1, 2, 2, 2)
+
+    def described(tree):
+        return [(leaf.shape, leaf.sharding) for leaf in jax.tree.leaves(tree)]
+
+    places, shapes, arrays = {}, {}, {}
+    for name, execution in (("unrolled", PLAIN), ("scanned", SCANNED)):
+        places[name] = jax.tree.map(
+            lambda place: place.with_memory_kind("pinned_host"),
+            param_shardings(config, mesh, execution),
+        )
+        params = random_params(config, execution)
+        arrays[name] = jax.device_put(params, places[name])
+        shapes[name] = jax.tree.map(
+            lambda leaf, to: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=to),
+            params,
+            places[name],
+        )
+    wanted = described(shapes["scanned"])
+    assert {place.memory_kind for _, place in wanted} == {"pinned_host"}
+    assert jax.tree.leaves(layout.stacked(places["unrolled"])) == [place for _, place in wanted]
+    assert described(layout.stacked(shapes["unrolled"])) == wanted
+    assert described(layout.stacked(arrays["unrolled"])) == wanted
+    wanted = described(shapes["unrolled"])
+    assert described(layout.per_layer(shapes["scanned"])) == wanted
+    assert described(layout.per_layer(arrays["scanned"])) == wanted
+    assert described(layout.stored(arrays["scanned"])) == wanted
+    assert same(layout.stacked(arrays["unrolled"]), layout.stacked(random_params(config)))
+
+
 def test_restoring_frees_each_layer_once_it_is_stacked():
     layers = layout.per_layer(random_params(DEEP, SCANNED))
     table, first = layers["embedding"][...], layers["blocks"][0]["moe"]["down"][...]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers import make_episode, make_trajectory
+from helpers import make_episode, make_trajectory, pack_groups
 from models import hf
 from spade_jax import recipes, scoring
 from spade_jax.cli import load_config
@@ -16,7 +16,7 @@ from spade_jax.config import Config
 from spade_jax.errors import ConfigError
 from spade_jax.recipes import change, paper_exact
 from spade_jax.roles_config import SKILLS, TOOL_SKILLS
-from spade_jax.types import Role
+from spade_jax.types import Outcome, Role
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.py"))
@@ -273,6 +273,33 @@ def test_the_designers_scale_by_the_reference(name, scale):
     assert scoring.balance(config, [], judged, episodes)[2] == scale
     # ours balances the roles by the means of their losses
     assert scoring.balance(preset(name), [], judged, episodes)[2] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "overlong", "share"),
+    [
+        ("qwen3_4b_tools_exact", "train", 1 / 16),
+        ("qwen3_4b_tools_exact", "mask", 1 / 16),
+        ("qwen3_4b_tools", "train", 1 / 12),
+    ],
+)
+def test_the_reference_divides_by_masked_episodes_too(name, overlong, share):
+    """A quarter of the plays is cut, and masked by the compact filter or as overlong. By the
+    reference, which divides by the batch, the others weigh no more for it; by ours they share the
+    whole weight of the role.
+    """
+    config = change(preset(name), learner={"overlong": overlong})
+    played = plays_of(config, 1)
+    for index in range(12, 16):
+        trajectory = make_trajectory(truncated=True)
+        outcome = Outcome.FINISHED if overlong == "mask" else Outcome.TURN_LIMIT
+        played[index] = dataclasses.replace(played[index], outcome=outcome, trajectory=trajectory)
+    agents, _ = scoring.agent_groups(config.reward, played, keep_flat=True)
+    nothing = scoring.Judged([], {}, 0, [], [])
+    groups, weights, _ = scoring.balance(config, agents, nothing, played)
+    rows = pack_groups(groups, weights=weights, learner=config.learner).rows
+    assert len(played) == 16 and rows.loss_mask.sum() == 12 * 2
+    assert rows.weights[rows.loss_mask] == pytest.approx(share / 2)
 
 
 def test_paper_exact_restores_what_a_setting_can():

@@ -11,9 +11,10 @@ import pytest
 
 from helpers import tree_allclose
 from models.config import TransformerConfig
+from models.execution import Execution
 from models.tokenizer import load_tokenizer
 from models.weights import load_weights
-from spade_jax.config import Config, CorpusConfig, RunConfig, WarmstartConfig
+from spade_jax.config import Config, CorpusConfig, LearnerConfig, RunConfig, WarmstartConfig
 from spade_jax.errors import ConfigError
 from spade_jax.roles.corpus import Corpus
 from spade_jax.roles.examples import Example
@@ -60,6 +61,17 @@ def test_it_writes_tokenizer_and_weights_twice_the_same(tmp_path):
 def test_a_warm_start_without_documents_is_refused(tmp_path):
     chosen = dataclasses.replace(config(tmp_path, "none"), corpus=CorpusConfig(enabled=False))
     with pytest.raises(ConfigError, match=r"corpus\.enabled=False.*leave it on"):
+        warmstart(chosen)
+
+
+def test_weights_that_are_too_coarse_to_train_are_refused(tmp_path):
+    """Adapters would do in a run, and a warm start has none."""
+    chosen = dataclasses.replace(
+        config(tmp_path, "coarse"),
+        execution=Execution(param_dtype="bfloat16"),
+        learner=LearnerConfig(lora_rank=4),
+    )
+    with pytest.raises(ConfigError, match=r"param_dtype='bfloat16'.*leave it at 'float32'"):
         warmstart(chosen)
 
 

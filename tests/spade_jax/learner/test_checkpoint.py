@@ -2,9 +2,7 @@
 checkpoints of other runs.
 """
 
-import dataclasses
 import json
-import math
 import os
 import random
 import shutil
@@ -19,16 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from helpers import pack_groups, tree_allclose
-from models import layout, transformer
-from models.sharding import build_mesh
+from helpers import pack_groups
 from spade_jax import processes
-from spade_jax.config import LearnerConfig
 from spade_jax.errors import CheckpointError
 from spade_jax.learner import manifest
 from spade_jax.learner.checkpoint import Checkpoints
 from spade_jax.learner.manifest import commit, find_damage, whole_steps
-from spade_jax.learner.step import Learner, TrainState
+from spade_jax.learner.step import TrainState
 
 METADATA = {"run": {"seed": 3}, "model": {"embed": 32, "tied_head": True}}
 HOST = {
@@ -104,90 +99,6 @@ def test_resume_equals_uninterrupted(learner, groups, params, tmp_path: Path) ->
     state, metrics = learner.step(state, batches[2])
     assert metrics == expected
     assert bits(state) == bits(unbroken)
-
-
-def test_restores_onto_another_mesh(learner, sharded_learner, params, tmp_path: Path) -> None:
-    state = learner.init(params)
-    with Checkpoints(tmp_path, 1, METADATA) as checkpoints:
-        checkpoints.save(0, state, {})
-        _, restored, _ = checkpoints.restore(sharded_learner.abstract_state())
-    wanted = sharded_learner.abstract_state()
-    assert all(
-        jax.tree.leaves(jax.tree.map(lambda a, b: a.sharding == b.sharding, restored, wanted))
-    )
-    assert tree_allclose(
-        jax.tree.map(np.asarray, restored), jax.tree.map(np.asarray, state), rtol=0, atol=0
-    )
-
-
-@pytest.mark.slow
-def test_goes_on_from_any_number_of_devices(model, groups, tmp_path: Path) -> None:
-    """A dense model, trained on one device: the same weights on 1, 2 and 8, and the same next step
-    up to the order of sums.
-    """
-    dense = dataclasses.replace(model, num_experts=1, experts_per_token=1)
-    batches = [pack_groups(groups, version=version) for version in range(2)]
-
-    def learner_on(*mesh: int) -> Learner:
-        devices = jax.devices()[: math.prod(mesh)]
-        return Learner(dense, LearnerConfig(lr=1e-2), build_mesh(*mesh, devices=devices))
-
-    one = learner_on(1, 1, 1, 1)
-    rng = np.random.default_rng(3)
-    start = jax.tree.map(
-        lambda leaf: jnp.array(rng.normal(0.1, 0.1, leaf.shape), jnp.float32),
-        transformer.abstract_params(dense),
-    )
-    state, _ = one.step(one.init(start), batches[0])
-    saved = bits(state)
-    with Checkpoints(tmp_path, 1, METADATA) as checkpoints:
-        checkpoints.save(0, state, {})
-        state, expected = one.step(state, batches[1])
-        for mesh in ((1, 1, 1, 1), (1, 2, 1, 1), (2, 2, 1, 2)):
-            learner = one if mesh == (1, 1, 1, 1) else learner_on(*mesh)
-            _, restored, _ = checkpoints.restore(learner.abstract_state())
-            assert bits(restored) == saved
-            rows = 2 // learner.shards or 1
-            batch = pack_groups(groups, version=1, rows=rows, shards=learner.shards)
-            restored, metrics = learner.step(restored, batch)
-            for name in ("loss/agent", "loss/designer", "optim/grad_norm"):
-                assert metrics[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-5), name
-            assert tree_allclose(
-                jax.tree.map(np.asarray, restored.params),
-                jax.tree.map(np.asarray, state.params),
-                rtol=1e-4,
-                atol=1e-4,
-            )
-            if learner is one:
-                assert bits(restored) == bits(state)
-
-
-def test_moves_between_layouts(learner, scanned_learner, groups, params, tmp_path: Path) -> None:
-    """Trained unrolled, restored scanned and back with every bit, moments and counters included;
-    and the next step is the same from either.
-    """
-    batches = [pack_groups(groups, version=version) for version in range(2)]
-    state, _ = learner.step(learner.init(params), batches[0])
-    before = bits(state)
-    with Checkpoints(tmp_path, 3, METADATA) as checkpoints:
-        checkpoints.save(0, state, {})
-        _, stacked, _ = checkpoints.restore(scanned_learner.abstract_state())
-        assert layout.is_stacked(stacked.params)
-        assert jax.tree.structure(stacked) == jax.tree.structure(scanned_learner.abstract_state())
-        checkpoints.save(1, stacked, {})
-        _, again, _ = checkpoints.restore(scanned_learner.abstract_state(), 1)
-        assert bits(again) == bits(stacked)
-        _, back, _ = checkpoints.restore(learner.abstract_state(), 1)
-        assert bits(back) == before
-    names = [
-        json.loads((tmp_path / step / "about.json").read_text())["arrays"] for step in ("0", "1")
-    ]
-    assert names[0] == names[1] and "params.blocks.1.moe.down.value" in names[0]
-
-    state, expected = learner.step(back, batches[1])
-    stacked, metrics = scanned_learner.step(stacked, batches[1])
-    assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    assert tree_allclose(layout.per_layer(stacked), state, rtol=1e-5, atol=1e-5)
 
 
 KILLED = """

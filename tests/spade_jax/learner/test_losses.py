@@ -2,6 +2,8 @@
 and segments that do not see each other.
 """
 
+from typing import get_args, get_type_hints
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +19,7 @@ from spade_jax.learner.losses.tis import tis
 from spade_jax.learner.losses.tokens import Tokens
 
 OLD = -1.5
+LOSSES = get_args(get_type_hints(LearnerConfig)["loss"])
 
 
 def tokens(ratios, advantages, *, importance=None, segments=None, mask=None, weights=None):
@@ -157,17 +160,30 @@ def test_neighbours_in_a_row_change_nothing() -> None:
             assert grad == pytest.approx(parts[0][1] + parts[1][1], rel=1e-4)
 
 
-def test_old_is_detached_when_it_is_the_same_forward() -> None:
-    """Then every loss has the policy gradient: the ratio is 1, and not differentiated twice."""
-    row = tokens([1.0, 1.0], [3.0, -1.0])
-    for name in ("grpo", "cispo", "rloo"):
+@pytest.mark.parametrize("name", LOSSES)
+def test_old_is_detached_when_it_is_the_same_forward(name) -> None:
+    """Then every loss has the policy gradient: the ratio is 1, and not differentiated twice. Two
+    sequences, since GSPO has one gradient for all tokens of a sequence.
+    """
+    row = tokens([1.0] * 4, [3.0, 3.0, -1.0, -1.0], segments=[1, 1, 2, 2])
+    config = LearnerConfig(loss=name, reduction="constant")
 
-        def total(current, name=name):
-            same = row._replace(current=current, old=current)
-            weight = jnp.ones_like(current)
-            return policy_loss(LearnerConfig(loss=name), same, weight).loss.total
+    def total(current):
+        same = row._replace(current=current, old=current)
+        return policy_loss(config, same, jnp.ones_like(current)).loss.total
 
-        assert jax.grad(total)(row.current)[0].tolist() == pytest.approx([-3.0, 1.0])
+    assert jax.grad(total)(row.current)[0].tolist() == pytest.approx([-3.0, -3.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "rloo"])
+def test_clips_of_no_width_see_the_last_bit_of_a_ratio(name) -> None:
+    """What whole updates rely on to show that their ratio is 1 and nothing near it."""
+    config = LearnerConfig(loss=name, reduction="constant", clip_low=1e-9, clip_high=1e-9)
+    row = tokens([1.0, 1.0], [1.0, -1.0], segments=[1, 2])
+    assert loss_of(config, row)[2] == 0
+    for toward in (0.0, -9.0):  # a good token counts above 1, a bad one below
+        near = jnp.nextafter(row.old, jnp.float32(toward))
+        assert loss_of(config, row._replace(current=near))[2] == (2 if name == "cispo" else 1)
 
 
 @pytest.mark.parametrize(
@@ -253,20 +269,26 @@ def test_settings_that_contradict_a_name_are_refused() -> None:
     assert Config(learner=LearnerConfig(loss="dr_grpo", reduction="constant"), reward=plain)
 
 
+DUAL = {"grpo": 1.5}
 EVERY = [
-    LearnerConfig(tis=kind, dual_clip=dual, loss=name, reduction=reduction)
-    for name, dual, reduction in (
-        ("grpo", 1.5, "token"),
-        ("dr_grpo", 0.0, "constant"),
-        ("gspo", 0.0, "sequence"),
-        ("cispo", 0.0, "token"),
-        ("rloo", 0.0, "token"),
-    )
-    for kind in ("token", "sequence")
+    LearnerConfig(loss=name, dual_clip=DUAL.get(name, 0.0), reduction="constant") for name in LOSSES
 ]
 
 
-@pytest.mark.parametrize("config", EVERY, ids=lambda config: f"{config.loss}-{config.tis}")
+def every_member(config: LearnerConfig, row: Tokens, given) -> dict[str, tuple]:
+    """All sums and counts that a batch can be asked for, under one loss."""
+    reference, entropies = given
+    found = {"entropy": (bonus(row, entropies),), "nll": (nll(row),)}
+    for kind in ("k1", "k2", "k3"):
+        found[kind] = (kl(kind, row, reference),)
+    for kind in ("token", "sequence", "none"):
+        importance = tis(kind, row, config.tis_cap)
+        terms = policy_loss(config, row, importance.weight)
+        found[kind] = (terms.loss, terms.clipped, importance.capped)
+    return found
+
+
+@pytest.mark.parametrize("config", EVERY, ids=lambda config: config.loss)
 def test_padding_order_microbatches_and_mesh_change_nothing(config) -> None:
     """Eight rows of two segments and padding: as they are, in another order with more padding, in
     four microbatches, and split over eight devices.
@@ -286,37 +308,40 @@ def test_padding_order_microbatches_and_mesh_change_nothing(config) -> None:
         segment_ids=segments,
         roles=np.tile(np.arange(8, dtype=np.int8)[:, None] % 2, (1, 12)),
     )
-    reference = old + real(0.2)
+    given = (old + real(0.2), np.abs(real(1.0)))
 
-    def totals(row: Tokens, reference):
-        terms = policy_loss(config, row, tis(config.tis, row, config.tis_cap).weight)
-        divergence = kl("k3", row, reference)
-        total = terms.loss.total + 0.1 * divergence.total
-        return total, (terms.loss, terms.clipped, divergence)
+    def total(parts, row, reference):
+        current, entropies = parts
+        found = every_member(config, row._replace(current=current), (reference, entropies))
+        # each differently, so that no two gradients make up for one another
+        return sum((1 + i) * pairs[0].total for i, pairs in enumerate(found.values())), found
 
     run = jax.jit(
-        lambda row, reference: jax.value_and_grad(
-            lambda current: totals(row._replace(current=current), reference), has_aux=True
-        )(row.current)
+        lambda row, given: jax.value_and_grad(total, has_aux=True)(
+            (row.current, given[1]), row, given[0]
+        )
     )
-    (_, expected), grad = run(whole, reference)
+    (_, expected), grads = run(whole, given)
+    assert len(expected) == 8 and all(np.abs(grad).max() > 0.1 for grad in grads)
+    assert all(int(pairs[0].count.sum()) == mask.sum() for pairs in expected.values())
 
     order = rng.permutation(8)
     pad = lambda array: np.pad(array[order], ((0, 1), (0, 4)))  # noqa: E731
-    (_, moved), moved_grad = run(jax.tree.map(pad, whole), pad(reference))
+    (_, moved), moved_grads = run(*jax.tree.map(pad, (whole, given)))
     parts = [
-        run(jax.tree.map(lambda a, at=at: a[at : at + 2], whole), reference[at : at + 2])
+        run(*jax.tree.map(lambda array, at=at: array[at : at + 2], (whole, given)))
         for at in range(0, 8, 2)
     ]
     mesh = jax.make_mesh((8,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
     split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("rows"))
-    (_, spread), spread_grad = run(*jax.device_put((whole, reference), split))
+    (_, spread), spread_grads = run(*jax.device_put((whole, given), split))
     summed = jax.tree.map(lambda *leaves: sum(leaves), *(part[0][1] for part in parts))
-    joined = np.concatenate([part[1] for part in parts])
     for found in (moved, summed, spread):
         for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
-    assert int(expected[0].count.sum()) == mask.sum()
-    np.testing.assert_allclose(np.asarray(moved_grad)[:8, :12], grad[order], atol=1e-5)
-    np.testing.assert_allclose(joined, grad, atol=1e-5)
-    np.testing.assert_allclose(spread_grad, grad, atol=1e-5)
+    for index, grad in enumerate(grads):
+        there = np.asarray(moved_grads[index])[:8, :12]
+        np.testing.assert_allclose(there, grad[order], rtol=1e-5, atol=1e-5)
+        joined = np.concatenate([part[1][index] for part in parts])
+        np.testing.assert_allclose(joined, grad, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(spread_grads[index], grad, rtol=1e-5, atol=1e-5)

@@ -9,10 +9,12 @@ import pytest
 
 from helpers import make_trajectory, pack_groups, tree_allclose
 from models import layout, transformer
-from models.execution import PLAIN
+from models.execution import PLAIN, Execution
 from models.sharding import build_mesh
-from spade_jax.config import BatchConfig, LearnerConfig
+from spade_jax.config import BatchConfig, Config, LearnerConfig
+from spade_jax.errors import ConfigError
 from spade_jax.learner import lora
+from spade_jax.learner.batch import Batch
 from spade_jax.learner.checkpoint import Checkpoints
 from spade_jax.learner.step import Learner
 from spade_jax.learner.update import make_batches, update
@@ -198,6 +200,65 @@ def test_adapters_learn_and_the_weights_stay(model, learner, groups, params, tmp
         checkpoints.save(0, state, {})
         _, again, _ = checkpoints.restore(learner.abstract_state())
     assert tree_allclose(again, state, rtol=0, atol=0)
+
+
+COARSE = dataclasses.replace(PLAIN, param_dtype="bfloat16")
+
+
+def test_weights_too_coarse_to_train_are_refused(model) -> None:
+    """The weight in the message: numbers of bfloat16 there are too far apart for a step."""
+    with pytest.raises(
+        ConfigError,
+        match=r"param_dtype='bfloat16' .* learner.lr=1e-06 .* above 0.0005; .*lora_rank",
+    ):
+        Config(execution=Execution(param_dtype="bfloat16"))
+    above = jnp.asarray([0.0006, 0.02, 1.0], jnp.bfloat16)
+    assert np.array_equal(above + jnp.asarray(1e-6, jnp.bfloat16), above)
+    with pytest.raises(ConfigError, match=r"param_dtype='bfloat16'"):
+        Learner(model, LearnerConfig(), one_device(), COARSE)
+    assert Config(execution=Execution(param_dtype="bfloat16"), learner=LORA)
+
+
+def test_adapters_on_coarse_weights_lose_nothing(model, groups, params) -> None:
+    """Beneath adapters the weights may be bfloat16: the gradients of microbatches add up in
+    float32, and every number of the adapters moves, by less than bfloat16 would tell apart.
+    """
+    config = dataclasses.replace(LORA, lr=1e-4, kl_coef=0.0)
+    learner = Learner(model, config, one_device(), COARSE)
+    state = learner.init(jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params))
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(state.params)} == {"bfloat16"}
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(state.adapters)} == {"float32"}
+    rng = np.random.default_rng(2)
+    drawn = jax.tree.map(
+        lambda leaf: jnp.asarray(rng.uniform(0.1, 0.2, leaf.shape), jnp.float32), state.adapters
+    )
+    state = state._replace(adapters=drawn)
+    before = jax.tree.map(np.array, drawn)
+    batch = pack_groups(groups, rows=1, weights=WEIGHTS)
+    alone = [
+        learner.gradients(state.params, Batch(rows, (1,)), adapters=drawn)[0]
+        for rows in batch.microbatches()
+    ]
+    assert len(alone) == 3
+    found, _ = learner.gradients(state.params, batch, adapters=drawn)
+    expected = jax.tree.map(lambda *parts: sum(parts), *alone)
+    assert tree_allclose(found, expected, rtol=1e-6, atol=1e-9)
+
+    kept = jax.tree.map(np.array, state.params)
+    state, _ = learner.step(state, batch)
+    moved = jax.tree.map(lambda a, b: np.abs(np.asarray(a) - b), state.adapters, before)
+    steps = np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(moved)])
+    assert (steps > 5e-5).mean() > 0.99  # and what lies next to 0.1 in bfloat16 is 4.9e-4 away
+    assert tree_allclose(state.params, kept, rtol=0, atol=0)
+
+    policy = learner.policy(state)
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(policy)} == {"bfloat16"}
+    flat = [
+        np.concatenate([np.asarray(leaf).astype(np.float64).ravel() for leaf in leaves])
+        for leaves in map(jax.tree.leaves, (policy, kept))
+    ]
+    distance = np.linalg.norm(flat[0] - flat[1]) / np.linalg.norm(flat[1])
+    assert learner.distance(policy, state.params) == pytest.approx(distance, rel=1e-5)
 
 
 def test_adapters_in_the_other_layout_and_over_devices(model, groups, params) -> None:
