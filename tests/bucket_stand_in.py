@@ -21,13 +21,16 @@ from orbax.checkpoint._src.path import gcs_utils
 
 
 class Store:
-    """Objects by "bucket/name"; `deny` makes every write fail."""
+    """Objects by "bucket/name"; `deny` makes every write fail, `unreachable` every read by fsspec
+    of a name with that in it.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[str, tuple[bytes, int]] = {}
         self.lock = threading.Lock()
         self.generation = 0
         self.deny = ""
+        self.unreachable = ""
         self.writes: list[str] = []
 
     def put(self, name: str, data: bytes, wanted: int | None = None) -> int | None:
@@ -39,6 +42,10 @@ class Store:
             self.objects[name] = (data, self.generation)
             self.writes.append(name)
             return self.generation
+
+    def reach(self, name: str) -> None:
+        if self.unreachable and self.unreachable in name:
+            raise ConnectionError("the network is unreachable")
 
     def names(self, prefix: str) -> list[str]:
         with self.lock:
@@ -71,6 +78,7 @@ class BucketFileSystem(fsspec.AbstractFileSystem):
 
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         path = self._strip_protocol(path)
+        self.store.reach(path)
         found: dict[str, dict[str, Any]] = {}
         for name in self.store.names(f"{path}/"):
             rest = name[len(path) + 1 :].split("/")
@@ -88,6 +96,7 @@ class BucketFileSystem(fsspec.AbstractFileSystem):
     def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
         path, store = self._strip_protocol(path), self.store
         if "r" in mode:
+            store.reach(path)
             if path not in store.objects:
                 raise FileNotFoundError(path)
             return io.BytesIO(store.objects[path][0])
