@@ -15,7 +15,7 @@ from pathlib import Path
 
 from etils import epath
 
-from spade_jax.errors import SpadeError
+from spade_jax.errors import SpadeError, TransientError
 
 _UPLOADS_AT_ONCE = 8
 _CHECKPOINTS = "checkpoints"
@@ -105,7 +105,7 @@ class Bucket:
             raise
         except Exception as error:  # every cloud's client has its own
             lines = str(error).strip().splitlines() or [""]
-            raise SpadeError(
+            raise TransientError(
                 f"cannot reach {where}: {type(error).__name__}: {lines[0][:200]}; see that the "
                 "bucket exists and this machine may write to it, then go on with --resume"
             ) from error
