@@ -64,7 +64,7 @@ send_code() {
     local archive folder code=0
     if [ -n "$dry_run" ]; then
         show git -C "$root" ls-files -co --exclude-standard
-        tpus tpu-vm scp spade_jax.tar.gz "$name:" --worker all
+        tpus tpu-vm scp spade_jax.tar.gz "$name:" --worker all "${SSH_FLAGS[@]/#/--scp-flag=}"
         return 0
     fi
     folder=$(mktemp -d)

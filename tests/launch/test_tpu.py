@@ -40,6 +40,9 @@ def test_dry_run_prints_every_command_and_calls_none(stand_in: Any):
         assert found, f"{pattern} is not in {shown[position:]}"
         position = found[0] + 1
     assert all("--zone us-east5-a" in line for line in shown if " compute tpus " in line)
+    connections = [line for line in shown if re.search(" tpu-vm (ssh|scp) ", line)]
+    assert len(connections) >= 6  # a lost one must not be waited for
+    assert all(re.search("(ssh|scp)-flag=-oServerAlive", line) for line in connections)
 
 
 def test_dry_run_of_delete_and_stop(stand_in: Any):
