@@ -59,7 +59,7 @@ def checkpoints(run: str) -> int:
     """
     try:
         root = manifest.open_folder(run)
-        if not (run and root.is_dir() and _is_run(root)):
+        if not (run and manifest.is_folder(root) and _is_run(root)):
             inside = root.parent if root.name == "checkpoints" and _is_run(root.parent) else None
             raise CheckpointError(
                 f"{run or repr(run)} is not the folder of a run; expected "
@@ -93,7 +93,7 @@ def checkpoints(run: str) -> int:
 
 
 def _is_run(root: manifest.Folder) -> bool:
-    return (root / "config.json").exists() or (root / "checkpoints").is_dir()
+    return (root / "config.json").exists() or manifest.is_folder(root / "checkpoints")
 
 
 def listing(root: manifest.Folder) -> Iterator[Listed]:

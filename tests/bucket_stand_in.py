@@ -21,8 +21,8 @@ from orbax.checkpoint._src.path import gcs_utils
 
 
 class Store:
-    """Objects by "bucket/name"; `deny` makes every write fail, `unreachable` every read by fsspec
-    of a name with that in it.
+    """Objects by "bucket/name"; `deny` makes every write fail, `unreachable` every look of fsspec
+    at a name with that in it.
     """
 
     def __init__(self) -> None:
@@ -92,6 +92,18 @@ class BucketFileSystem(fsspec.AbstractFileSystem):
             size = len(self.store.objects[path][0])
             found[path] = {"name": path, "type": "file", "size": size}
         return list(found.values()) if detail else list(found)
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        self.store.reach(self._strip_protocol(path))
+        return super().info(path)
+
+    def exists(self, path: str, **_: Any) -> bool:
+        """As in the real one, only what is absent is not there; `isdir` is less strict."""
+        try:
+            self.info(path)
+        except FileNotFoundError:
+            return False
+        return True
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
         path, store = self._strip_protocol(path), self.store

@@ -41,6 +41,16 @@ def in_bucket(folder: Folder) -> bool:
     return "://" in str(folder)
 
 
+def is_folder(path: Folder) -> bool:
+    """Whether a folder is there. A bucket's own `is_dir` takes silence for a no."""
+    if isinstance(path, Path):
+        return path.is_dir()
+    try:
+        return path.stat().is_directory
+    except FileNotFoundError:
+        return False
+
+
 def is_unanswered(folder: Folder, error: Exception) -> bool:
     """Whether an error is a bucket's that did not answer, which says nothing of what it holds."""
     unread = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
@@ -71,7 +81,7 @@ def reaching(folder: Folder) -> Iterator[None]:
 def step_folders(root: Folder) -> list[Folder]:
     """The folders of steps, complete or not, oldest first."""
     try:
-        found = [folder for folder in root.iterdir() if _is_step(folder.name) and folder.is_dir()]
+        found = [folder for folder in root.iterdir() if _is_step(folder.name) and is_folder(folder)]
     except FileNotFoundError:
         return []
     return sorted(found, key=lambda folder: int(folder.name))
@@ -177,7 +187,7 @@ def _names(folder: Folder) -> list[str]:
 def _walk(folder: Folder) -> Iterator[Folder]:
     for path in folder.iterdir():
         # A link to a folder is no part of a checkpoint, and may lead anywhere.
-        if path.is_dir() and not (isinstance(path, Path) and path.is_symlink()):
+        if is_folder(path) and not (isinstance(path, Path) and path.is_symlink()):
             yield from _walk(path)
         else:
             yield path

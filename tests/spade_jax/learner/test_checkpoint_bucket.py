@@ -75,7 +75,9 @@ def test_a_bucket_that_refuses_is_one_clear_line(store: Store):
         assert checkpoints.latest() is None
 
 
-@pytest.mark.parametrize("part", ["checkpoints", "1/files.json", "1/state/", "1/about.json"])
+@pytest.mark.parametrize(
+    "part", ["checkpoints", "checkpoints/1", "1/files.json", "1/state", "1/about.json"]
+)
 def test_a_bucket_that_does_not_answer_is_not_a_damaged_checkpoint(store: Store, part: str):
     with Checkpoints(FOLDER, 2, {}) as checkpoints:
         checkpoints.save(0, make_state(0), {})

@@ -210,3 +210,21 @@ def test_without_the_cloud_packages_the_extra_is_named(tmp_path: Path):
     ):
         pass
     assert not isinstance(raised.value, TransientError)
+
+
+@pytest.mark.parametrize("part", ["one/environments", "one/config.json"])
+def test_a_bucket_that_does_not_answer_lacks_nothing(store: Store, tmp_path: Path, part: str):
+    store.put("bucket/runs/one/config.json", b"{}")
+    store.put("bucket/runs/one/environments/001/a.py", b"x")
+    run = opened(tmp_path)
+    before = dict(store.objects)
+    store.unreachable = part
+    with pytest.raises(TransientError, match=r"cannot reach gs://bucket/runs/one/"), run.locked():
+        pass
+    store.unreachable = ""
+    with run.locked():
+        assert run.saved_config() == {}
+        store.unreachable = "environments/001"
+        with pytest.raises(TransientError, match="cannot reach"):
+            run.cut(-1, 0)
+    assert store.objects == before
