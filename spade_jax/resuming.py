@@ -155,7 +155,7 @@ def restore(
         return learner.init(start), 0, 0
     step, state, host = checkpoints.restore(learner.abstract_state())
     finished = step + 1 >= config.run.steps
-    if finished and folder.has_summary():
+    if finished and processes.first(folder.has_summary()):
         raise FinishedError(
             f"{folder.name} is finished: its checkpoint is of step {step + 1} of "
             f"run.steps={config.run.steps}; raise --run.steps to go on"
