@@ -21,8 +21,8 @@ from orbax.checkpoint._src.path import gcs_utils
 
 
 class Store:
-    """Objects by "bucket/name"; `deny` makes every write fail, `unreachable` every look of fsspec
-    at a name with that in it.
+    """Objects by "bucket/name"; `deny` makes every write fail, `unreachable` whatever fsspec does
+    with a name that has this in it.
     """
 
     def __init__(self) -> None:
@@ -42,10 +42,6 @@ class Store:
             self.objects[name] = (data, self.generation)
             self.writes.append(name)
             return self.generation
-
-    def reach(self, name: str) -> None:
-        if self.unreachable and self.unreachable in name:
-            raise ConnectionError("the network is unreachable")
 
     def names(self, prefix: str) -> list[str]:
         with self.lock:
@@ -76,9 +72,13 @@ class BucketFileSystem(fsspec.AbstractFileSystem):
     def _strip_protocol(cls, path: str) -> str:
         return str(path).removeprefix("gs://").removeprefix("gcs://").rstrip("/")
 
+    def _reach(self, path: str) -> None:
+        if self.store.unreachable and self.store.unreachable in path:
+            raise ConnectionError("the network is unreachable")
+
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         path = self._strip_protocol(path)
-        self.store.reach(path)
+        self._reach(path)
         found: dict[str, dict[str, Any]] = {}
         for name in self.store.names(f"{path}/"):
             rest = name[len(path) + 1 :].split("/")
@@ -94,7 +94,7 @@ class BucketFileSystem(fsspec.AbstractFileSystem):
         return list(found.values()) if detail else list(found)
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        self.store.reach(self._strip_protocol(path))
+        self._reach(self._strip_protocol(path))
         return super().info(path)
 
     def exists(self, path: str, **_: Any) -> bool:
@@ -107,8 +107,8 @@ class BucketFileSystem(fsspec.AbstractFileSystem):
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
         path, store = self._strip_protocol(path), self.store
+        self._reach(path)
         if "r" in mode:
-            store.reach(path)
             if path not in store.objects:
                 raise FileNotFoundError(path)
             return io.BytesIO(store.objects[path][0])
