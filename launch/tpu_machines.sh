@@ -1,6 +1,12 @@
 # shellcheck shell=bash disable=SC2154
 # Sourced by launch/tpu.sh, whose options it reads: the machines of a queued resource, through gcloud. It holds one TPU,
-# and both have the same name.
+# and both have the same name. Once gcloud has answered, no silence of it ends the launcher: the run may well go on over there,
+# and would be followed by nobody.
+
+# A connection that is lost must end the command, which would otherwise wait for ever.
+SSH_FLAGS=(-oConnectTimeout=30 -oServerAliveInterval=30)
+reached=''      # whether gcloud has ever said what the machines are
+had_machines='' # whether they were ever ready
 
 show() {
     {
@@ -23,6 +29,20 @@ cloud() {
 
 tpus() {
     cloud compute tpus "$@" --zone "$zone"
+}
+
+# pause TRIES: before the next look, after so many in vain: --poll-s, and up to sixteen times as long.
+pause() {
+    local left=$((1 << ($1 < 4 ? $1 : 4)))
+    for (( ; left > 0; left--)); do # one by one, since a signal is only heard in between
+        sleep "$poll_s"
+    done
+}
+
+# ask_again TRIES WHAT: say what gcloud does not tell, and wait.
+ask_again() {
+    say "gcloud does not say $2; its message is above. Nothing is done meanwhile; asking again"
+    pause "$1"
 }
 
 # described KIND FORMAT: one property; empty and 0 when there is no such thing, an error when nobody can say. An answer
@@ -81,46 +101,65 @@ node_state() {
     esac
 }
 
-check_bucket() {
-    local errors bare=${bucket#gs://}
-    # Listing asks for no more rights than a run needs.
-    errors=$(cloud storage ls "gs://${bare%%/*}" 2>&1 >/dev/null) ||
-        fail "--bucket gs://${bare%%/*} cannot be used: $(one_line "$errors"); make it with: gcloud storage buckets create"
+# Set `seen` to what the machines are, however long gcloud takes to answer. If it never has, something is wrong with it here.
+look() {
+    local tries=0
+    until seen=$(machine_state); do
+        if [ -z "$reached" ] && [ "$tries" -ge "$retries" ]; then
+            [ "$action" != delete ] || say "$name was not given back; IT MAY STILL COST MONEY"
+            fail "gcloud does not say what $name is; its message is above"
+        fi
+        ask_again "$tries" "what $name is"
+        tries=$((tries + 1))
+    done
+    [ "$tries" = 0 ] || say "gcloud answers again"
+    reached=yes
+}
+
+# Whether the machines are not, or no longer, ready.
+taken_away() {
+    look
+    [ "${seen%% *}" != ready ]
 }
 
 one_line() { printf '%s' "$1" | tr -s '\n\t ' ' ' | cut -c 1-400; }
 
 # Wait for machines that are ready; ask for them where there are none.
 ensure_machines() {
-    local answer state word last='' failures=0 unknown=0
+    local last='' failures=0 refusals=0
     dry_state=absent
     while :; do
-        if ! answer=$(machine_state); then
-            unknown=$((unknown + 1))
-            [ "$unknown" -le "$retries" ] || fail "gcloud does not say what $name is; its message is above"
-            continue
-        fi
-        unknown=0
-        state=${answer%% *} word=${answer#* }
-        [ "$answer" = "$last" ] || [ -n "$dry_run" ] || say "$name: $state ($word)"
-        last=$answer
-        case $state in
+        look
+        [ "$seen" = "$last" ] || [ -n "$dry_run" ] || say "$name: ${seen%% *} (${seen#* })"
+        last=$seen
+        case ${seen%% *} in
         ready)
             check_type
+            had_machines=yes
             return
             ;;
-        absent) create_machines ;;
+        absent)
+            end_if_asked
+            if create_machines; then
+                refusals=0
+            else
+                pause "$refusals"
+                refusals=$((refusals + 1))
+            fi
+            ;;
         gone) delete_machines ;;
         failed)
             failures=$((failures + 1))
             explain_failure "$failures"
             delete_machines
+            pause $((failures - 1))
             ;;
         esac
         [ -n "$dry_run" ] || sleep "$poll_s"
     done
 }
 
+# Fails when the request is to be made again.
 create_machines() {
     local answer
     [ -n "$dry_run" ] || say "asking for $type in $zone${spot:+, spot}, runtime $version"
@@ -130,16 +169,22 @@ create_machines() {
     explain_refusal "$answer"
 }
 
-# Say what is wrong with a request that was refused; come back only if it may go through later.
+# Say what is wrong with a request that was refused; come back only if it may go through later, and fail then.
 explain_refusal() {
-    case $(printf '%s' "$1" | tr '[:upper:]' '[:lower:]') in
-    *already*exists*) return 0 ;; # made in the meantime; the next look finds it
+    local refusal
+    refusal=$(printf '%s' "$1" | tr '[:upper:]' '[:lower:]')
+    case $refusal in *already*exists*) return 0 ;; esac # made in the meantime; the next look finds it
+    if [ -n "$had_machines" ]; then # those that were taken away may count for a while; and a run waits for new ones
+        say "a request for $type in $zone was granted before and is now refused; trying again: $(one_line "$1")"
+        return 1
+    fi
+    case $refusal in
     *quota*)
         fail "no quota for $type in $zone: $(one_line "$1"). Ask for quota (https://console.cloud.google.com/iam-admin/quotas)," \
             "or choose another --zone or a smaller --type; spot and ordinary capacity have quotas of their own" ;;
     *unavailable* | *deadline* | *internal* | *try\ again* | *timed\ out*)
         say "the request did not go through, trying again: $(one_line "$1")"
-        return 0
+        return 1
         ;;
     *permission* | *forbidden* | *unauthenticated* | *login* | *has\ not\ been\ used*)
         fail "not allowed to ask for TPUs: $(one_line "$1"). Log in with gcloud auth login, and see that the Cloud TPU API" \
@@ -153,10 +198,11 @@ explain_failure() {
     local reason
     reason=$(described queued-resources 'state.failedData.error.message') || reason=
     case $(printf '%s' "$reason" | tr '[:upper:]' '[:lower:]') in
-    *quota*) explain_refusal "$reason" ;;
+    *quota*) explain_refusal "$reason" || true ;;
     esac
-    [ "$1" -le "$retries" ] || fail "the request for $type failed $1 times: $(one_line "${reason:-no reason was given}")"
-    say "the request for $type failed ($(one_line "${reason:-no reason was given}")); asking again ($1 of $retries)"
+    reason=$(one_line "${reason:-no reason was given}")
+    [ "$1" -le "$retries" ] || [ -n "$had_machines" ] || fail "the request for $type failed $1 times: $reason"
+    say "the request for $type failed, for the $1. time: $reason; asking again"
 }
 
 # Machines of the same name but another type are somebody's, perhaps another run's.
@@ -171,24 +217,26 @@ check_type() {
 
 # Returns when there are none.
 delete_machines() {
-    local answer tries=0
+    local tries=0
     [ -n "$dry_run" ] || say "giving $name back"
     dry_state=absent
     while :; do
-        answer=$(machine_state) || answer="unknown -"
-        case $answer in
+        look
+        case $seen in
         absent*)
             [ -z "$dry_run" ] || tpus queued-resources delete "$name" --force
             return 0
             ;;
         deleting*) ;;
         *)
-            tries=$((tries + 1))
-            [ "$tries" -le $((retries + 1)) ] || fail "$name could not be given back; IT MAY STILL COST MONEY. gcloud's message is above"
+            # On the way to new machines there is somebody who waits, and nothing is gained by giving up.
+            [ "$action" = run ] || [ "$tries" -le "$retries" ] ||
+                fail "$name could not be given back; IT MAY STILL COST MONEY. gcloud's message is above"
             tpus queued-resources delete "$name" --force >&2 || say "deleting $name did not go through; trying again"
+            tries=$((tries + 1))
             ;;
         esac
-        sleep "$poll_s"
+        pause "$((tries > 0 ? tries - 1 : 0))"
     done
 }
 
@@ -207,5 +255,5 @@ num_workers() {
 
 # on_worker WHICH COMMAND: WHICH is a number or `all`.
 on_worker() {
-    tpus tpu-vm ssh "$name" --worker "$1" --command "$2"
+    tpus tpu-vm ssh "$name" --worker "$1" --command "$2" "${SSH_FLAGS[@]/#/--ssh-flag=}"
 }

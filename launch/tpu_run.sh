@@ -3,9 +3,11 @@
 # launch/worker.sh. A step counts as done when every worker has said so in a line of its own: gcloud's exit status does
 # not tell which worker failed.
 
-GONE=75    # the machines were taken away
-FAILED=76  # the run, or a step on the way to it, failed on machines that are there
-REFUSED=77 # the run refused its settings: trying again cannot help
+# What became of a step or of the run; none of these is the exit code of a program.
+GONE=11    # the machines were taken away
+FAILED=12  # it failed on machines that are there
+PASSING=13 # what failed lies outside of the run and may pass
+REFUSED=14 # the run refused its settings or its folder: trying again cannot help
 follower=''
 
 worker_does() { # the command that makes a worker do something
@@ -24,11 +26,12 @@ attempt() {
             watch
             return
         fi
-        [ "$running" = 0 ] || stop_run # some are: one of them was lost
+        [ "$running" = 0 ] || stop_run || return $? # some are: one of them was lost
     fi
     send_code || { lost "the code could not be copied to the workers" || return $?; }
     [ -n "$dry_run" ] || say "installing on $workers worker(s); the first time this takes some minutes"
     on_all installed "$(unpack_command) && $(worker_does install)" || return $?
+    end_if_asked
     on_all started "$(worker_does start "$bucket/runs/$name" "$bucket/jax-cache" "$config" ${settings[@]+"${settings[@]}"})" || return $?
     [ -n "$dry_run" ] || say "started on $workers worker(s); following the log of worker 0. Ctrl-C leaves the run going"
     watch
@@ -36,11 +39,7 @@ attempt() {
 
 # lost WHY: tell machines that are gone from a step that failed on them. Never returns 0.
 lost() {
-    local answer
-    answer=$(machine_state) || answer="unknown -"
-    case $answer in
-    gone* | absent* | deleting* | failed* | waiting*) return "$GONE" ;;
-    esac
+    ! taken_away || return "$GONE"
     say "$1"
     return "$FAILED"
 }
@@ -65,7 +64,7 @@ send_code() {
     local archive folder code=0
     if [ -n "$dry_run" ]; then
         show git -C "$root" ls-files -co --exclude-standard
-        tpus tpu-vm scp spade_jax.tar.gz "$name:" --worker all
+        tpus tpu-vm scp spade_jax.tar.gz "$name:" --worker all "${SSH_FLAGS[@]/#/--scp-flag=}"
         return 0
     fi
     folder=$(mktemp -d)
@@ -79,7 +78,7 @@ send_code() {
         git describe --always --dirty --abbrev=40 --exclude='*' >"$folder/.revision"
         tar -czf "$archive" -T "$folder/files" -C "$folder" .revision
     ) || code=$?
-    [ "$code" != 0 ] || tpus tpu-vm scp "$archive" "$name:" --worker all >&2 || code=$?
+    [ "$code" != 0 ] || tpus tpu-vm scp "$archive" "$name:" --worker all "${SSH_FLAGS[@]/#/--scp-flag=}" >&2 || code=$?
     rm -rf "$folder"
     return "$code"
 }
@@ -116,32 +115,35 @@ stop_following() {
 
 # Show the log of worker 0 and look after all workers, until the run or the machines end.
 watch() {
-    local unheard=0 uneven=0 code=0
+    local unheard=0 uneven=0 code
     follow 50
     if [ -n "$dry_run" ]; then
         wait
         on_worker all "$(worker_does status)"
-        cloud storage ls "$bucket/runs/$name/summary.md"
+        has_summary
         return 0
     fi
     while :; do
         sleep "$poll_s"
-        lost '' >/dev/null || code=$?
-        if [ "$code" = "$GONE" ]; then
+        if taken_away; then
             stop_following
             return "$GONE"
         fi
-        if ! read_statuses; then
-            unheard=$((unheard + 1))
-            [ "$unheard" -lt 5 ] && continue
-            stop_following
-            say "not every worker answers, although the machines are said to be ready; heard: $(tr '\n' ';' <<<"$statuses")"
-            stop_run || true
-            return "$FAILED"
-        fi
-        unheard=0
         code=0
-        judge || code=$?
+        if read_statuses; then
+            unheard=0
+            judge || code=$?
+        else
+            unheard=$((unheard + 1))
+            [ "$unheard" -ge 5 ] || continue
+            if [ -z "$statuses" ]; then # perhaps they cannot be reached from here, and then nothing can be done from here
+                say "no worker answers, although the machines are said to be ready; the run is left alone; asking again"
+                pause $((unheard - 5))
+                continue
+            fi
+            say "not every worker answers, although the machines are said to be ready; heard: $(tr '\n' ';' <<<"$statuses")"
+            code=$FAILED
+        fi
         if [ "$code" = 0 ]; then # all are running
             uneven=0
             kill -0 "$follower" 2>/dev/null || follow 20
@@ -155,45 +157,49 @@ watch() {
         fi
         stop_following
         if [ "$code" = 2 ]; then
-            code=0
-            finished || code=$?
+            finished
+            return
         fi
-        [ "$code" != "$FAILED" ] || stop_run || true
+        stop_run || true # whether what was not stopped is still there is asked before the next try
         return "$code"
     done
 }
 
 # What the statuses mean: 0 running, 1 ending, 2 all ended well, else the outcome.
 judge() {
-    local bad index code
+    local bad told index code
     bad=$(grep -E ' (idle|exited [1-9][0-9]*)$' <<<"$statuses") || bad=
+    if [ -z "$bad" ]; then
+        grep -q ' running$' <<<"$statuses" || return 2
+        ! grep -q ' exited 0$' <<<"$statuses"
+        return
+    fi
     # A worker ends with 3 because of another one, which knows more and may still be about to end.
-    if [ -n "$bad" ] && ! grep -qv ' exited 3$' <<<"$bad" && grep -q ' running$' <<<"$statuses"; then
+    if ! grep -qv ' exited 3$' <<<"$bad" && grep -q ' running$' <<<"$statuses"; then
         return 1
     fi
-    bad=$(grep -v ' exited 3$' <<<"$bad" | head -n 1 | grep . || head -n 1 <<<"$bad")
-    if [ -n "$bad" ]; then
-        index=${bad%% *} code=${bad##* }
-        say "the run ended on worker $index of $workers ($code); the end of its log:"
-        on_worker "$index" "$(worker_does tail)" 2>/dev/null | sed 's/^/    /' || true
-        [ "$code" != 2 ] || return "$REFUSED"
-        return "$FAILED"
-    fi
-    grep -q ' running$' <<<"$statuses" || return 2
-    ! grep -q ' exited 0$' <<<"$statuses"
+    # Who refused its settings knows most. Who waited in vain for the others (75 too) knows next to nothing.
+    told=$(grep ' exited 2$' <<<"$bad" || grep -vE ' exited (3|75)$' <<<"$bad" || grep ' exited 75$' <<<"$bad" || printf '%s' "$bad")
+    told=${told%%$'\n'*}
+    index=${told%% *} code=${told##* }
+    say "the run ended on worker $index of $workers ($code); the end of its log:"
+    on_worker "$index" "$(worker_does tail)" 2>/dev/null | sed 's/^/    /' || true
+    case $code in
+    2) return "$REFUSED" ;;
+    75) return "$PASSING" ;;
+    *) return "$FAILED" ;;
+    esac
 }
 
 # A run that is told to stop, as before its machines are taken away, saves and ends well too: only the summary tells that
 # it came to its last step.
 finished() {
-    if cloud storage ls "$bucket/runs/$name/summary.md" >/dev/null 2>&1; then
-        return 0
-    fi
-    lost "the run was stopped before its last step"
+    has_summary || lost "the run was stopped before its last step"
 }
 
+# Fails, and never ends the launcher, when not every worker can be reached.
 stop_run() {
-    workers=$(num_workers) || fail "$name has no workers that could be reached"
+    workers=$(num_workers) || { lost "$name has no workers that could be reached" || return $?; }
     [ -n "$dry_run" ] || say "stopping the run; it saves first"
     on_all stopped "$(worker_does stop)"
 }

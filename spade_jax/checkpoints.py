@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from spade_jax.errors import CheckpointError
+from spade_jax.errors import CheckpointError, StorageError
 from spade_jax.learner import manifest
 from spade_jax.learner.checkpoint import FORMAT, read_about
 
@@ -26,7 +26,7 @@ RUN is the folder of a run, or its URL in a bucket. For each checkpoint are show
            set aside: a resume has found it damaged, and the next save removes it
            not finished: a save that is under way or was cut off; it does not count
 
-Exit codes: 0 none is damaged, 1 one is, 2 there is no such run.
+Exit codes: 0 none is damaged, 1 one is, 2 there is no such run, 75 its bucket does not answer.
 """
 HEADER = ("step", "saved", "size", "format", "config", "state")
 
@@ -59,7 +59,7 @@ def checkpoints(run: str) -> int:
     """
     try:
         root = manifest.open_folder(run)
-        if not (run and root.is_dir() and _is_run(root)):
+        if not (run and manifest.is_folder(root) and _is_run(root)):
             inside = root.parent if root.name == "checkpoints" and _is_run(root.parent) else None
             raise CheckpointError(
                 f"{run or repr(run)} is not the folder of a run; expected "
@@ -75,7 +75,10 @@ def checkpoints(run: str) -> int:
         ) from error
     except Exception as error:  # every cloud's client has its own
         lines = str(error).strip().splitlines() or [""]
-        raise CheckpointError(
+        kind = (
+            StorageError if "://" in run and not isinstance(error, ImportError) else CheckpointError
+        )
+        raise kind(
             f"the checkpoints of {run} cannot be listed: {type(error).__name__}: {lines[0][:200]}"
         ) from error
     if not found:
@@ -90,15 +93,16 @@ def checkpoints(run: str) -> int:
 
 
 def _is_run(root: manifest.Folder) -> bool:
-    return (root / "config.json").exists() or (root / "checkpoints").is_dir()
+    return (root / "config.json").exists() or manifest.is_folder(root / "checkpoints")
 
 
 def listing(root: manifest.Folder) -> Iterator[Listed]:
     """Look at every checkpoint in a folder, oldest first; those removed meanwhile are left out."""
     for folder in manifest.step_folders(root):
         try:
-            state, damaged = _state(folder)
-            size = manifest.num_bytes(folder)
+            with manifest.reaching(folder):
+                state, damaged = _state(folder)
+                size = manifest.num_bytes(folder)
         except (OSError, ValueError) as error:
             if not folder.exists():
                 continue

@@ -2,7 +2,8 @@
 play|plan|generate|convert|checkpoints|doctor` with options: the only module that reads the command
 line.
 
-Bad input of any kind ends in one line on stderr and exit code 2; bugs keep their traceback.
+Bad input of any kind ends in one line on stderr and exit code 2, what may pass in exit code 75;
+bugs keep their traceback.
 """
 
 import argparse
@@ -66,7 +67,7 @@ class _StderrHandler(logging.StreamHandler):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0 done, 1 what was tried is not well, 2 bad input,
-    3 another process of the run ended it, 130 interrupted.
+    3 another process of the run ended it, 75 what failed may pass, 130 interrupted.
     """
     arguments = tuple(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[_StderrHandler()])

@@ -17,7 +17,7 @@ from dataclasses import replace
 from spade_jax import hinting
 from spade_jax.config import Config
 from spade_jax.envs.admit import HINT_GATES, admit, admit_public
-from spade_jax.errors import ConfigError, EndpointError
+from spade_jax.errors import ConfigError, SilentEndpointError
 from spade_jax.hinting import at_gate, joined, tried
 from spade_jax.roles import designer, endpoint, judge, prompts, skills
 from spade_jax.roles.corpus import cut_tokens, excerpt
@@ -270,11 +270,11 @@ def _require_answers(config: Config, made: Sequence[Sequence[Design]]) -> None:
     """Refuse to go on with an endpoint that answered nobody.
 
     Raises:
-        EndpointError: says why it did not.
+        SilentEndpointError: says why it did not.
     """
     first = [answers[0] for answers in made]
     if all(design.verdict.gate == Gate.INFRASTRUCTURE and not design.source for design in first):
-        raise EndpointError(
+        raise SilentEndpointError(
             f"endpoint.url={config.endpoint.url!r} answered none of {len(first)} requests for "
             f"designs; of the last: {first[-1].verdict.reason}; when it is back, go on with "
             "--resume"

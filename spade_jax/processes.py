@@ -35,7 +35,7 @@ from jax.experimental import multihost_utils
 
 from models.errors import ModelError
 from spade_jax import heartbeat
-from spade_jax.errors import ConfigError, LostProcess, SpadeError
+from spade_jax.errors import ConfigError, LostProcess, SpadeError, TransientError
 from spade_jax.heartbeat import ROOM, Heartbeat, client, first_line
 
 logger = logging.getLogger(__name__)
@@ -172,7 +172,7 @@ def _join(place: Place) -> None:
         jax.distributed.initialize(**told, initialization_timeout=JOIN_S)
     except (ValueError, RuntimeError, OSError) as error:
         where = f"the processes of {place.address}" if place.address else "the workers of this TPU"
-        raise ConfigError(
+        raise TransientError(
             f"{where} did not come together: {first_line(error)}; start all of them within "
             f"{JOIN_S} s, let them reach process 0, or set JAX_NUM_PROCESSES=1 to run as one"
         ) from error

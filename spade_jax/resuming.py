@@ -12,7 +12,7 @@ from models.tokenizer.base import FILES as TOKENIZER_FILES
 from models.weights import load_weights
 from spade_jax import processes
 from spade_jax.config import Config, to_dict
-from spade_jax.errors import CheckpointError, ConfigError
+from spade_jax.errors import CheckpointError, ConfigError, FinishedError
 from spade_jax.learner.checkpoint import Checkpoints
 from spade_jax.learner.step import Learner, TrainState
 from spade_jax.stage import Stage
@@ -165,8 +165,8 @@ def restore(
         return learner.init(start), 0, 0
     step, state, host = checkpoints.restore(learner.abstract_state())
     finished = step + 1 >= config.run.steps
-    if finished and folder.has_summary():
-        raise CheckpointError(
+    if finished and processes.first(folder.has_summary()):
+        raise FinishedError(
             f"{folder.name} is finished: its checkpoint is of step {step + 1} of "
             f"run.steps={config.run.steps}; raise --run.steps to go on"
         )

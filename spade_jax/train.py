@@ -31,7 +31,7 @@ from spade_jax.config import Config, to_dict
 from spade_jax.curriculum import Curriculum
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
-from spade_jax.errors import ConfigError
+from spade_jax.errors import ConfigError, FinishedError
 from spade_jax.learner.checkpoint import Checkpoints
 from spade_jax.learner.step import Learner, TrainState
 from spade_jax.learner.update import make_batches, update
@@ -59,12 +59,13 @@ logger = logging.getLogger(__name__)
 
 def train(config: Config, *, resume: bool | None = False) -> Path | None:
     """Run self-play to the last step and return the run folder, or its spool if it is in a bucket;
-    None if the run was asked to stop before.
+    None if the run was asked to stop before, or has come to its end already.
 
     Args:
-        resume: go on with the run in the folder; None: if there is one.
+        resume: go on with the run in the folder; None: if there is one that has not come to its
+            end.
     """
-    with processes.joined(), contextlib.suppress(Stopped):
+    with processes.joined(), contextlib.suppress(Stopped), _unless_finished(resume):
         with start_run(config, resume=resume) as run:
             for step in run.remaining_steps():
                 designs = run.design(step) if step % config.run.cycle_steps == 0 else []
@@ -78,6 +79,17 @@ def train(config: Config, *, resume: bool | None = False) -> Path | None:
                 run.checkpoint(step)  # last: what is on disk is never behind the newest checkpoint
         return run.finish()
     return None
+
+
+@contextlib.contextmanager
+def _unless_finished(resume: bool | None) -> Iterator[None]:
+    """A run that has come to its end is well, unless it was asked for to go on."""
+    try:
+        yield
+    except FinishedError as error:
+        if resume is not None:
+            raise
+        logger.info("%s", error)
 
 
 @dataclass

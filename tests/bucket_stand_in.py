@@ -24,13 +24,16 @@ from orbax.checkpoint._src.path import gcs_utils
 
 
 class Store:
-    """Objects by "bucket/name"; `deny` makes every write fail."""
+    """Objects by "bucket/name"; `deny` makes every write fail, `unreachable` whatever fsspec does
+    with a name that has this in it.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[str, tuple[bytes, int]] = {}
         self.lock = threading.Lock()
         self.generation = 0
         self.deny = ""
+        self.unreachable = ""
         self.writes: list[str] = []
 
     def put(self, name: str, data: bytes, wanted: int | None = None) -> int | None:
@@ -124,8 +127,13 @@ class BucketFileSystem(fsspec.AbstractFileSystem):
     def _strip_protocol(cls, path: str) -> str:
         return str(path).removeprefix("gs://").removeprefix("gcs://").rstrip("/")
 
+    def _reach(self, path: str) -> None:
+        if self.store.unreachable and self.store.unreachable in path:
+            raise ConnectionError("the network is unreachable")
+
     def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         path = self._strip_protocol(path)
+        self._reach(path)
         found: dict[str, dict[str, Any]] = {}
         for name, size in self.store.sizes(f"{path}/").items():
             rest = name[len(path) + 1 :].split("/")
@@ -139,8 +147,21 @@ class BucketFileSystem(fsspec.AbstractFileSystem):
             found[path] = {"name": path, "type": "file", "size": size}
         return list(found.values()) if detail else list(found)
 
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        self._reach(self._strip_protocol(path))
+        return super().info(path)
+
+    def exists(self, path: str, **_: Any) -> bool:
+        """As in the real one, only what is absent is not there; `isdir` is less strict."""
+        try:
+            self.info(path)
+        except FileNotFoundError:
+            return False
+        return True
+
     def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
         path, store = self._strip_protocol(path), self.store
+        self._reach(path)
         if "r" in mode:
             data = store.read(path)
             if data is None:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from spade_jax.envs import limits, tier, wire
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.verdicts import ALIVE, BLAMELESS, MAX_STRETCH, UNKNOWN
-from spade_jax.errors import SandboxError
+from spade_jax.errors import SandboxError, SandboxStartError
 
 MAX_DETAIL = 300
 _START_S = 120.0  # for the import of numpy on a crowded machine
@@ -200,7 +200,7 @@ class Link(asyncio.BufferedProtocol):
         self._listener.on_lost(self)
         if not self.ready.done():
             self.ready.set_exception(
-                SandboxError("the environment supervisor ended while starting; see above")
+                SandboxStartError("the environment supervisor ended while starting; see above")
             )
         queued = [batch for batch in self._outbox if isinstance(batch, _Batch)]
         self._outbox.clear()
@@ -386,7 +386,9 @@ async def launch(
             )
         except OSError as error:
             ours.close()
-            raise SandboxError(f"the environment supervisor cannot be started: {error}") from error
+            raise SandboxStartError(
+                f"the environment supervisor cannot be started: {error}"
+            ) from error
     link = Link(process, listener)
     await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
     try:
@@ -395,7 +397,7 @@ async def launch(
             raise SandboxError(problem)
     except TimeoutError as error:
         await link.stop()
-        raise SandboxError(
+        raise SandboxStartError(
             f"the environment supervisor was not ready after {_START_S:g} s"
         ) from error
     except BaseException:

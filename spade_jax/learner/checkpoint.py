@@ -37,7 +37,7 @@ import orbax.checkpoint as ocp
 
 from models import layout
 from spade_jax import processes
-from spade_jax.errors import CheckpointError
+from spade_jax.errors import CheckpointError, StorageError
 from spade_jax.learner import manifest
 from spade_jax.learner.step import TrainState
 
@@ -77,7 +77,8 @@ class Checkpoints:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except Exception as error:  # every cloud's client has its own
-            raise CheckpointError(
+            kind = StorageError if manifest.in_bucket(self._folder) else CheckpointError
+            raise kind(
                 f"cannot open the checkpoint folder {self._folder}: {_first_line(error)}"
             ) from error
         self._orbax = ocp.AsyncCheckpointer(
@@ -128,7 +129,7 @@ class Checkpoints:
         `host` must be JSON-able, with text as keys; its floats keep every bit.
 
         Raises:
-            CheckpointError: it cannot be begun, or the save before this one has failed.
+            StorageError: it cannot be begun, or the save before this one has failed.
         """
         if step in self.steps():
             raise CheckpointError(
@@ -178,7 +179,7 @@ class Checkpoints:
         """Return when the save under way, if any, is on the disk.
 
         Raises:
-            CheckpointError: it could not be written.
+            StorageError: it could not be written.
         """
         saving, self._saving = self._saving, None
         if saving is not None:
@@ -228,7 +229,8 @@ class Checkpoints:
         problem = next((found for found in shares if found is not None), None)
         if problem is not None:
             raise DamagedCheckpointError(f"{self._where(step)} is damaged: {problem}")
-        about = read_about(folder)
+        with manifest.reaching(folder):
+            about = read_about(folder)
         self._check_about(step, about)
         wanted_state = layout.per_layer(abstract_state)
         arrays = _named(wanted_state)
@@ -237,6 +239,11 @@ class Checkpoints:
             found = self._orbax.restore(folder / STATE, args=ocp.args.StandardRestore(arrays))
             host = json.loads((folder / HOST).read_text())
         except Exception as error:  # Orbax raises bare Exception, among others
+            if manifest.in_bucket(folder):  # every object is there, and the store checks them
+                raise StorageError(
+                    f"{self._where(step)} cannot be read: {_first_line(error)}; when the bucket "
+                    "answers, go on with --resume"
+                ) from error
             # Of several processes the others may have read it: none goes back to another alone.
             kind = DamagedCheckpointError if processes.count() == 1 else CheckpointError
             raise kind(f"{self._where(step)} is damaged: {_first_line(error)}") from error
@@ -250,7 +257,7 @@ class Checkpoints:
         try:
             manifest.set_aside(self._folder / str(step))
         except Exception as error:  # every cloud's client has its own
-            raise CheckpointError(
+            raise StorageError(
                 f"{self._where(step)} is damaged and cannot be set aside: {_first_line(error)}; "
                 "remove it, then go on with --resume"
             ) from error
@@ -261,12 +268,12 @@ class Checkpoints:
             return
         free = shutil.disk_usage(self._folder).free
         if free < num_bytes:
-            raise CheckpointError(
+            raise StorageError(
                 f"cannot write checkpoint {step} in {self._folder}: it has {num_bytes} bytes and "
                 f"the disk has {free} left; free some disk space, then go on with --resume"
             )
 
-    def _unwritten(self, step: int, error: Exception) -> CheckpointError:
+    def _unwritten(self, step: int, error: Exception) -> StorageError:
         """What became of a save; on a full disk what it has written is in the way of all else."""
         if jax.process_index() == 0:
             with contextlib.suppress(Exception):  # it does not count, and the next save removes it
@@ -275,7 +282,7 @@ class Checkpoints:
         reason = os.strerror(errno.ENOSPC) if full else _first_line(error)
         writable = "see that this machine may write to the bucket"
         remedy = writable if manifest.in_bucket(self._folder) else "free some disk space"
-        return CheckpointError(
+        return StorageError(
             f"cannot write checkpoint {step} in {self._folder}: {reason}; "
             f"{remedy}, then go on with --resume"
         )
@@ -336,7 +343,9 @@ def read_about(folder: manifest.Folder) -> dict[str, Any]:
     """What a checkpoint says about itself; nothing where another format said it elsewhere."""
     try:
         about = json.loads((folder / ABOUT).read_text())
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError) as error:
+        if manifest.is_unanswered(folder, error):
+            raise
         return {}
     return about if isinstance(about, dict) else {}
 

@@ -13,6 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import starmap
 from pathlib import Path, PurePath
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 from etils import epath
 
 from models.stored import file_crc, flush, sync
+from spade_jax.errors import StorageError
 
 FILES = "files.json"
 SET_ASIDE = "files.json.damaged"
@@ -39,10 +41,47 @@ def in_bucket(folder: Folder) -> bool:
     return "://" in str(folder)
 
 
+def is_folder(path: Folder) -> bool:
+    """Whether a folder is there. A bucket's own `is_dir` takes silence for a no."""
+    if isinstance(path, Path):
+        return path.is_dir()
+    try:
+        return path.stat().is_directory
+    except FileNotFoundError:
+        return False
+
+
+def is_unanswered(folder: Folder, error: Exception) -> bool:
+    """Whether an error is a bucket's that did not answer, which says nothing of what it holds."""
+    unread = isinstance(error, OSError) and not isinstance(error, FileNotFoundError)
+    return unread and in_bucket(folder)
+
+
+@contextmanager
+def reaching(folder: Folder) -> Iterator[None]:
+    """Make what a bucket's client raises when it does not answer one clear error.
+
+    Raises:
+        StorageError: says so.
+    """
+    try:
+        yield
+    except (FileNotFoundError, ImportError):  # an answer, and no client to ask
+        raise
+    except Exception as error:  # every cloud's client has its own
+        if not in_bucket(folder):
+            raise
+        lines = str(error).strip().splitlines() or [""]
+        raise StorageError(
+            f"cannot reach {folder}: {type(error).__name__}: {lines[0][:200]}; when the bucket "
+            "answers, go on with --resume"
+        ) from error
+
+
 def step_folders(root: Folder) -> list[Folder]:
     """The folders of steps, complete or not, oldest first."""
     try:
-        found = [folder for folder in root.iterdir() if _is_step(folder.name) and folder.is_dir()]
+        found = [folder for folder in root.iterdir() if _is_step(folder.name) and is_folder(folder)]
     except FileNotFoundError:
         return []
     return sorted(found, key=lambda folder: int(folder.name))
@@ -50,7 +89,8 @@ def step_folders(root: Folder) -> list[Folder]:
 
 def whole_steps(root: Folder) -> list[int]:
     """The steps of which there is a checkpoint, oldest first."""
-    return [int(folder.name) for folder in step_folders(root) if (folder / FILES).exists()]
+    with reaching(root):
+        return [int(folder.name) for folder in step_folders(root) if (folder / FILES).exists()]
 
 
 def commit(folder: Folder) -> None:
@@ -74,12 +114,23 @@ def _is_step(name: str) -> bool:
 def find_damage(
     folder: Folder, share: Callable[[Sequence[str]], Sequence[str]] = lambda names: names
 ) -> str | None:
-    """Say which file is not what was written; None when all are, of those that `share` picks."""
+    """Say which file is not what was written; None when all are, of those that `share` picks.
+
+    Raises:
+        StorageError: the bucket does not answer.
+    """
+    with reaching(folder):
+        return _find_damage(folder, share)
+
+
+def _find_damage(folder: Folder, share: Callable[[Sequence[str]], Sequence[str]]) -> str | None:
     try:
         files = json.loads((folder / FILES).read_bytes())
     except FileNotFoundError:
         return f"{FILES} is missing"
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError) as error:
+        if is_unanswered(folder, error):
+            raise
         return f"{FILES} cannot be read"
     if not files or not isinstance(files, dict) or not all(starmap(_is_entry, files.items())):
         return f"{FILES} is no list of files"
@@ -136,7 +187,7 @@ def _names(folder: Folder) -> list[str]:
 def _walk(folder: Folder) -> Iterator[Folder]:
     for path in folder.iterdir():
         # A link to a folder is no part of a checkpoint, and may lead anywhere.
-        if path.is_dir() and not (isinstance(path, Path) and path.is_symlink()):
+        if is_folder(path) and not (isinstance(path, Path) and path.is_symlink()):
             yield from _walk(path)
         else:
             yield path
@@ -171,6 +222,8 @@ def _differs(folder: Folder, name: str, size: int, checksum: int | None) -> str 
     except FileNotFoundError:
         return f"{name} is missing"
     except OSError as error:
+        if is_unanswered(folder, error):
+            raise
         return f"{name} cannot be read ({error.strerror or error})"
     except ValueError:  # no name that a file can have
         return f"{name!r} cannot be read"

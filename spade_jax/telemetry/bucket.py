@@ -15,7 +15,7 @@ from pathlib import Path
 
 from etils import epath
 
-from spade_jax.errors import SpadeError
+from spade_jax.errors import SpadeError, TransientError
 
 _UPLOADS_AT_ONCE = 8
 _CHECKPOINTS = "checkpoints"
@@ -65,7 +65,7 @@ class Bucket:
         self._sent = {}
         for name in self.listing():
             with self._reaching(name):
-                if (self._root / name).is_dir():
+                if _is_folder(self._root / name):
                     continue
                 (self.spool / name).write_bytes((self._root / name).read_bytes())
             self._sent[name] = _state(self.spool / name)
@@ -81,7 +81,7 @@ class Bucket:
         """Remove a file or a whole folder from the bucket; one that is not there is no error."""
         with self._reaching(name):
             path = self._root / name
-            if path.is_dir():
+            if _is_folder(path):
                 path.rmtree(missing_ok=True)
             else:
                 path.unlink(missing_ok=True)
@@ -115,10 +115,18 @@ class Bucket:
             raise
         except Exception as error:  # every cloud's client has its own
             lines = str(error).strip().splitlines() or [""]
-            raise SpadeError(
+            raise TransientError(
                 f"cannot reach {where}: {type(error).__name__}: {lines[0][:200]}; see that the "
                 "bucket exists and this machine may write to it, then go on with --resume"
             ) from error
+
+
+def _is_folder(path: epath.Path) -> bool:
+    """Whether a folder is there; `is_dir` would take a bucket's silence for a no."""
+    try:
+        return path.stat().is_directory
+    except FileNotFoundError:
+        return False
 
 
 def _state(path: Path) -> tuple[int, int]:

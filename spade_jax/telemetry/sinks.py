@@ -32,7 +32,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import Any
 
-from spade_jax.errors import SpadeError
+from spade_jax.errors import SpadeError, TransientError
 from spade_jax.telemetry import metrics as metric_names
 from spade_jax.telemetry.bucket import Bucket, is_url
 from spade_jax.types import Design, Environment, Episode, to_json
@@ -42,6 +42,16 @@ logger = logging.getLogger(__name__)
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _TEMPORARY = ".tmp"
 DEFAULT_SPOOL = "~/.cache/spade_jax/spool"
+_LASTING = {
+    errno.EACCES,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ENOTDIR,
+    errno.EPERM,
+    errno.EROFS,
+}
+"""What is wrong with a path, and not with the disk at the moment."""
 _REVISION = Path(__file__).resolve().parents[2] / ".revision"  # left by launch/tpu.sh
 
 
@@ -55,7 +65,8 @@ def _writing(path: Path) -> Iterator[None]:
             remedy = "free some space, then go on with --resume"
         else:
             remedy = "make it writable or choose another --run.dir"
-        raise SpadeError(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
+        kind = SpadeError if error.errno in _LASTING else TransientError
+        raise kind(f"cannot write {path}: {error.strerror or error}; {remedy}") from error
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -207,7 +218,7 @@ class RunFolder:
         brought here first.
 
         Raises:
-            SpadeError: another run is in it.
+            TransientError: another run is in it.
         """
         if not self.writes and self._bucket is None:  # the process that writes has the lock
             yield
@@ -217,7 +228,7 @@ class RunFolder:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(descriptor)
-            raise SpadeError(
+            raise TransientError(
                 f"{self.name} is in use by another run; wait for its end or choose another "
                 "--run.dir"
             ) from error

@@ -71,7 +71,10 @@ def scenario(scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert ours == there
         assert f"{name}/summary.md" in store.objects
         assert any(one.endswith(".xplane.pb") for one in store.names(f"{name}/profile/"))
-        assert train(URL, scratch / "third", "--resume-if-any") == 2  # finished
+        before = dict(store.objects)
+        assert train(URL, scratch / "third", "--resume-if-any") == 0  # finished
+        assert store.objects == before
+        assert train(URL, scratch / "third", "--resume") == 2
         assert train(URL, scratch / "fourth") == 2  # holds a run
 
 

@@ -99,6 +99,22 @@ def test_a_taken_folder_is_refused_in_one_line(first, environment):
         assert "Traceback" not in done.stderr
 
 
+def test_a_finished_run_is_what_resume_if_any_asks_for(first, environment):
+    folder, _ = first
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    done = subprocess.run(
+        command(folder, "--resume-if-any"),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "is finished" in done.stderr
+    after = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    assert after == before
+
+
 def break_checkpoints(folder):
     shutil.rmtree(folder / "checkpoints")
 

@@ -7,13 +7,20 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
+
+OPTIONS = (
+    *("--name", "games", "--zone", "us-east5-a", "--type", "v5p-16"),
+    *("--bucket", "gs://bucket/x"),
+)
+QUICK = (*OPTIONS, "--poll-s", "0.2")
 
 UV = """\
 #!/bin/sh
@@ -53,6 +60,13 @@ echo "step 2/2 of worker $index"
 """
 
 
+def wait_for(condition: Callable[[], object], what: str, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.05)
+
+
 def write_command(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -87,6 +101,11 @@ class StandIn:
         """What goes wrong; see the stand-in."""
         (self.folder / "scenario.json").write_text(json.dumps(changes))
 
+    def happens(self, what: str) -> None:
+        """Let something happen at the next call of gcloud; see the stand-in."""
+        (self.folder / "happens.new").write_text(what)
+        (self.folder / "happens.new").rename(self.folder / "happens")
+
     def runs(self, index: int, *what: str) -> None:
         """What the successive runs on a worker do."""
         (self.folder / f"runs-{index}").write_text("".join(f"{line}\n" for line in what))
@@ -103,6 +122,14 @@ class StandIn:
         lines = path.read_text().splitlines() if path.exists() else []
         calls = [json.loads(line) for line in lines]
         return [call for call in calls if all(word in " ".join(call) for word in words)]
+
+    def followed(self, *arguments: str) -> "subprocess.Popen[str]":
+        """Start launch/tpu.sh with runs that do not end, and come back when it looks on."""
+        for index in range(2):
+            self.runs(index, "hang")
+        process = self.start("tpu.sh", *(arguments or QUICK))
+        wait_for(lambda: len(self.calls("worker.sh status")) >= 3, "the launcher to look on")
+        return process
 
     def environment(self) -> dict[str, str]:
         home = self.folder / "home"

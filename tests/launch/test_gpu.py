@@ -88,24 +88,96 @@ def test_runs_on_all_gpus_with_the_extra(stand_in: Any):
     assert (stand_in.root / ".venv" / "spade-jax-installed-cuda").exists()
 
 
-def test_the_example_for_slurm(stand_in: Any):
-    """It is called as a copy elsewhere, and given its GPUs by Slurm."""
+SLURM_RUN = """\
+#!/bin/sh
+echo "$CUDA_VISIBLE_DEVICES $JAX_PLATFORMS $*"
+while [ $# -gt 0 ]; do
+    [ "$1" != --run.dir ] || folder=$2
+    shift
+done
+. "$STAND_IN/run"
+"""
+
+
+def slurm(
+    stand_in: Any, run: str, *arguments: str, restarts: int = 0, state: str = "RUNNING"
+) -> tuple[int, str, str]:
+    """Do as Slurm does: call a copy of the script elsewhere, whose job has one GPU. `run` is what
+    the run does in its `$folder`. The exit code, what was printed, and how scontrol was called.
+    """
     Gpus(stand_in).seen(1)
+    write_command(stand_in.folder / "spade-jax", SLURM_RUN)
+    (stand_in.folder / "run").write_text(run)
     script = (stand_in.root / "launch" / "slurm.sbatch").read_text()
-    write_command(stand_in.bin / "srun", '#!/bin/sh\nexec "$@"\n')
     (stand_in.folder / "slurm_script").write_text(script)
+    asked = stand_in.folder / "scontrol"
+    asked.write_text("")
+    write_command(stand_in.bin / "srun", '#!/bin/sh\nexec "$@"\n')
+    answer = (
+        f'if [ "$1" = show ]; then echo "JobId=7 JobState={state}"; else echo "$*" >>{asked}; fi'
+    )
+    write_command(stand_in.bin / "scontrol", f"#!/bin/sh\n{answer}\n")
     given = {"SLURM_SUBMIT_DIR": str(stand_in.root), "SLURM_JOB_ID": "7"}
+    given |= {"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}
     done = subprocess.run(
-        ["bash", "slurm_script", "configs/micro.py", "--run.steps", "2"],
+        ["bash", "slurm_script", "configs/micro.py", *arguments],
         cwd=stand_in.folder,
         env=stand_in.environment() | given | {"CUDA_VISIBLE_DEVICES": "1"},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert done.returncode == 0, done.stderr
-    expected = "1 cuda train configs/micro.py --run.dir runs/slurm-7 --run.steps 2 --resume-if-any"
-    assert expected in done.stdout
+    return done.returncode, done.stdout + done.stderr, asked.read_text()
+
+
+FINISH = 'mkdir -p "$folder" && touch "$folder/summary.md"'
+
+
+def test_the_example_for_slurm_ends_with_the_run(stand_in: Any):
+    code, output, asked = slurm(stand_in, FINISH, "--run.steps", "2")
+    assert (code, asked) == (0, ""), output
+    expected = "1 cuda train configs/micro.py --run.steps 2 --run.dir runs/slurm-7 --resume-if-any"
+    assert expected in output
+
+
+@pytest.mark.parametrize(
+    ("run", "restarts", "code", "requeued"),
+    [
+        ("exit 0", 0, 0, True),  # told to stop, since its time is up
+        ("exit 0", 99, 0, True),
+        ("exit 143", 0, 0, True),  # before it could listen
+        ("exit 75", 0, 0, True),
+        ("exit 75", 20, 75, False),
+        ("exit 2", 0, 2, False),
+        ("exit 3", 0, 3, False),
+        ("exit 1", 0, 1, False),
+        ("exit 137", 0, 137, False),
+    ],
+)
+def test_the_example_for_slurm_is_requeued_until_the_run_is_done(
+    stand_in: Any, run: str, restarts: int, code: int, requeued: bool
+):
+    found, output, asked = slurm(stand_in, run, restarts=restarts)
+    assert found == code, output
+    assert asked == ("requeue 7\n" if requeued else "")
+    assert ("requeued, and then resumed" in output) == requeued
+
+
+def test_the_example_for_slurm_stays_cancelled(stand_in: Any):
+    code, output, asked = slurm(stand_in, "exit 0", state="CANCELLED")
+    assert (code, asked) == (0, ""), output
+
+
+@pytest.mark.parametrize("option", [("--run.dir", "runs/mine"), ("--run.dir=runs/mine",)])
+def test_the_example_for_slurm_looks_into_the_folder_it_is_given(
+    stand_in: Any, option: tuple[str, ...]
+):
+    code, output, asked = slurm(stand_in, FINISH, *option)
+    assert (code, asked) == (0, ""), output
+    assert "--run.dir runs/mine --resume-if-any" in output
+    code, output, asked = slurm(stand_in, FINISH, "--run.dir", "gs://bucket/x")
+    assert (code, asked) == (1, "")
+    assert "needs a folder that it can look into" in output
 
 
 @pytest.mark.parametrize(

@@ -4,29 +4,13 @@ can go wrong on the way."""
 import os
 import re
 import signal
-import time
 from typing import Any
 
 import pytest
 
-OPTIONS = (
-    "--name",
-    "games",
-    "--zone",
-    "us-east5-a",
-    "--type",
-    "v5p-16",
-    "--bucket",
-    "gs://bucket/x",
-)
-QUICK = (*OPTIONS, "--poll-s", "0.2")
+from tests.launch.conftest import OPTIONS, QUICK, wait_for
 
-
-def wait_for(condition: Any, what: str, seconds: float = 60) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"waited in vain for {what}"
-        time.sleep(0.05)
+GIVE_BACK = (*OPTIONS[:4], *OPTIONS[6:], "--poll-s", "0.1", "--delete")  # without --type
 
 
 def test_dry_run_prints_every_command_and_calls_none(stand_in: Any):
@@ -36,6 +20,7 @@ def test_dry_run_prints_every_command_and_calls_none(stand_in: Any):
     shown = [line for line in output.splitlines() if line.startswith("+ ")]
     wanted = (
         r"storage ls gs://bucket ",
+        r"storage ls gs://bucket/x/asked/games/ ",
         r"queued-resources describe games ",
         r"queued-resources create games --node-id games --accelerator-type v5p-16 "
         r"--runtime-version v2-alpha-tpuv5 --async --spot ",
@@ -55,15 +40,19 @@ def test_dry_run_prints_every_command_and_calls_none(stand_in: Any):
         assert found, f"{pattern} is not in {shown[position:]}"
         position = found[0] + 1
     assert all("--zone us-east5-a" in line for line in shown if " compute tpus " in line)
+    connections = [line for line in shown if re.search(" tpu-vm (ssh|scp) ", line)]
+    assert len(connections) >= 6  # a lost one must not be waited for
+    assert all(re.search("(ssh|scp)-flag=-oServerAlive", line) for line in connections)
 
 
 def test_dry_run_of_delete_and_stop(stand_in: Any):
     code, output = stand_in.run("tpu.sh", *OPTIONS, "--delete", "--dry-run")
     assert code == 0
-    assert "queued-resources delete games --force" in output
+    left = r"storage cp - gs://bucket/x/asked/games/20\d{6}T\d{6}Z-delete-\d+ "
+    assert re.search(left + r"(.|\n)*queued-resources delete games --force", output)
     code, output = stand_in.run("tpu.sh", *OPTIONS, "--stop", "--dry-run")
     assert code == 0
-    assert re.search(r"ssh games --worker all .*worker.sh\\ stop", output)
+    assert re.search(r"asked/games/20\S+-stop-\d+ (.|\n)*ssh games --worker all .*\\ stop", output)
     assert stand_in.calls() == []
 
 
@@ -89,17 +78,15 @@ def test_makes_machines_runs_on_all_workers_and_shows_the_log(stand_in: Any):
     assert "step 2/2 of worker 0" in output
     assert "of worker 1" not in output
     assert "the run is done: gs://bucket/x/runs/games" in output
-    assert "--name games --zone us-east5-a --project p --delete" in output
+    told = "--name games --zone us-east5-a --bucket gs://bucket/x --project p --delete"
+    assert told in output
     assert stand_in.calls("delete") == []
 
 
 @pytest.mark.slow
 def test_finds_machines_and_a_run_that_are_there(stand_in: Any):
     """Ctrl-C leaves the run going and says how to follow it; the same command follows it again."""
-    stand_in.runs(0, "hang")
-    stand_in.runs(1, "hang")
-    process = stand_in.start("tpu.sh", *QUICK)
-    wait_for(lambda: len(stand_in.calls("worker.sh status")) >= 3, "the launcher to look on")
+    process = stand_in.followed()
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 130, output
@@ -247,10 +234,7 @@ def test_a_run_that_saved_and_ended_early_is_not_taken_for_done(stand_in: Any):
 
 @pytest.mark.slow
 def test_stop_lets_the_run_save_and_delete_gives_the_machines_back(stand_in: Any):
-    for index in range(2):
-        stand_in.runs(index, "hang")
-    process = stand_in.start("tpu.sh", *QUICK)
-    wait_for(lambda: len(stand_in.calls("worker.sh status")) >= 3, "the launcher to look on")
+    process = stand_in.followed()
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
     code, output = stand_in.run("tpu.sh", *QUICK, "--stop")
@@ -259,11 +243,11 @@ def test_stop_lets_the_run_save_and_delete_gives_the_machines_back(stand_in: Any
         home = stand_in.folder / f"worker-{index}" / ".spade_jax"
         assert "saved on SIGTERM" in (home / "log").read_text()
         assert (home / "exit").read_text() == "0\n"
-    code, output = stand_in.run("tpu.sh", *QUICK[:4], "--poll-s", "0.1", "--delete")
+    code, output = stand_in.run("tpu.sh", *GIVE_BACK)
     assert code == 0, output
     assert "games is gone" in output
     assert not list(stand_in.folder.glob("worker-*"))
-    code, output = stand_in.run("tpu.sh", *QUICK[:4], "--delete")  # again: nothing to do
+    code, output = stand_in.run("tpu.sh", *GIVE_BACK)  # again: nothing to do
     assert code == 0, output
     assert len(stand_in.calls("queued-resources delete")) == 1
 
@@ -291,7 +275,10 @@ def test_a_bucket_that_is_not_there_is_refused_before_machines_are_asked_for(sta
         (OPTIONS[:2], "--zone is missing"),
         (OPTIONS[:4], "--type is missing"),
         (OPTIONS[:6], "--bucket is missing"),
+        ((*OPTIONS[:4], "--stop"), "--bucket is missing: there a launcher that follows the run"),
+        ((*OPTIONS[:4], "--delete"), "queued-resources delete games --zone us-east5-a --force"),
         ((*OPTIONS[:6], "--bucket", "s3://b"), "expected gs://BUCKET"),
+        ((*OPTIONS[:4], "--bucket", "b", "--delete"), "expected gs://BUCKET"),
         ((*OPTIONS, "--name", "Games"), "--name Games: expected"),
         ((*OPTIONS, "--type=h100-8"), "name its runtime with --version"),
         ((*OPTIONS, "--config", "configs/none.py"), "there is no such file"),

@@ -92,6 +92,10 @@ def test_a_run_in_a_bucket(store: Store, capsys: pytest.CaptureFixture[str]):
     assert main(["checkpoints", "gs://bucket/runs/one"]) == 1
     assert [row[7] for row in rows(capsys)] == ["damaged: host.json is missing", "whole"]
     assert main(["checkpoints", "gs://bucket/runs/two"]) == 2
+    for part in ("runs/one", "checkpoints/1", "files.json", "/1/state", "about.json"):
+        store.unreachable = part
+        assert main(["checkpoints", "gs://bucket/runs/one"]) == 75
+        assert "network is unreachable" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

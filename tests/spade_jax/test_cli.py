@@ -1,6 +1,7 @@
 """Bad input is one line on stderr and exit code 2; good overrides reach the config."""
 
 import dataclasses
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,18 @@ from models.config import RopeScaling
 from models.errors import ModelError
 from spade_jax import cli
 from spade_jax.config import Config, to_dict
-from spade_jax.errors import ConfigError
+from spade_jax.errors import (
+    CheckpointError,
+    ConfigError,
+    EndpointError,
+    FinishedError,
+    LostProcess,
+    SandboxError,
+    SandboxStartError,
+    SilentEndpointError,
+    StorageError,
+    TransientError,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = str(ROOT / "configs" / "tiny.py")
@@ -116,6 +128,33 @@ def test_flags_of_train(flags, resume, profile_steps, monkeypatch):
     assert how == {"resume": resume}
     assert config.telemetry.profile_steps == profile_steps
     assert config.run.steps == 5
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [
+        (ConfigError, 2),
+        (CheckpointError, 2),
+        (FinishedError, 2),
+        (EndpointError, 2),
+        (SandboxError, 2),
+        (LostProcess, 3),
+        (TransientError, 75),
+        (StorageError, 75),
+        (SilentEndpointError, 75),
+        (SandboxStartError, 75),
+    ],
+)
+def test_the_exit_code_says_whether_the_same_command_may_go_on_later(
+    kind, code, monkeypatch, capsys
+):
+    def fails(config, **how):
+        raise kind("what happened")
+
+    monkeypatch.setattr("spade_jax.train.train", fails)
+    assert cli.main(["train", TINY]) == code
+    assert capsys.readouterr().err == "spade-jax: what happened\n"
+    assert type(pickle.loads(pickle.dumps(kind("what happened")))) is kind
 
 
 def test_overrides_reach_the_config():

@@ -18,7 +18,7 @@ from spade_jax.curriculum import Curriculum
 from spade_jax.envs.library import FAMILIES
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
-from spade_jax.errors import EndpointError
+from spade_jax.errors import EndpointError, SilentEndpointError
 from spade_jax.recipes import change
 from spade_jax.roles.corpus import Corpus
 from spade_jax.roles.endpoint import open_endpoint
@@ -173,11 +173,12 @@ def test_one_design_without_an_answer_is_nobodys_fault_and_tried_again(stage_of)
 def test_an_endpoint_that_is_gone_ends_the_run_in_one_line(stage_of):
     with serving([failed(503, "maintenance")]) as server:
         stage = stage_of(server)
-        with pytest.raises(EndpointError, match="answered none of 2 requests") as caught:
+        with pytest.raises(SilentEndpointError, match="answered none of 2 requests") as caught:
             selfplay.design(stage, 0)
         assert "HTTP 503: maintenance" in str(caught.value) and "\n" not in str(caught.value)
         assert "--resume" in str(caught.value)
     with serving([failed(401, "who are you?")]) as server:
         stage = stage_of(server)
-        with pytest.raises(EndpointError, match="who are you"):
+        with pytest.raises(EndpointError, match="who are you") as caught:
             selfplay.design(stage, 0)
+        assert not isinstance(caught.value, SilentEndpointError)

@@ -14,7 +14,7 @@ from models.sharding import build_mesh, host_mesh, host_meshes
 from spade_jax import processes
 from spade_jax.envs import pool_stats, quarantine
 from spade_jax.envs.pool_stats import PoolStats
-from spade_jax.errors import ConfigError
+from spade_jax.errors import ConfigError, TransientError
 from spade_jax.processes import Place, find_place
 from spade_jax.rollout import stats
 from spade_jax.rollout.stats import EngineStats
@@ -89,6 +89,16 @@ def test_a_port_that_is_taken_is_named():
         with pytest.raises(ConfigError, match=f"port {port} of host0:{port} cannot be had"):
             processes._require_port(f"host0:{port}")
     processes._require_port(f"host0:{port}")
+
+
+def test_processes_that_do_not_come_together_may_do_so_later(monkeypatch):
+    def late(**_: object) -> None:
+        raise RuntimeError("DEADLINE_EXCEEDED: Barrier timed out")
+
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(jax.distributed, "initialize", late)
+    with pytest.raises(TransientError, match=r"host0:1234 did not come together: .*DEADLINE"):
+        processes._join(Place("host0:1234", 2, 1))
 
 
 def test_one_process_does_all_the_work_itself(tmp_path):

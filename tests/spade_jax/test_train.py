@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -30,7 +31,13 @@ from spade_jax.config import (
 from spade_jax.curriculum import Curriculum
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
-from spade_jax.errors import CheckpointError, ConfigError, CorpusError, SpadeError
+from spade_jax.errors import (
+    CheckpointError,
+    ConfigError,
+    CorpusError,
+    FinishedError,
+    SpadeError,
+)
 from spade_jax.learner.checkpoint import Checkpoints
 from spade_jax.learner.step import Learner, TrainState
 from spade_jax.resuming import _check_steps, binding, check_folder, restore
@@ -40,7 +47,7 @@ from spade_jax.stage import Stage
 from spade_jax.stopping import Stopped, Watch
 from spade_jax.telemetry.sinks import RunFolder
 from spade_jax.telemetry.timing import Phases
-from spade_jax.train import Run, start_run
+from spade_jax.train import Run, start_run, train
 from spade_jax.types import Document, Fault, Outcome
 
 ROOT = Path(__file__).parents[2]
@@ -51,6 +58,29 @@ class DyingEnv:
     def reset(self, seed):
         os._exit(1)
 """
+
+
+@pytest.mark.parametrize(("resume", "is_well"), [(None, True), (True, False)])
+def test_a_finished_run_is_no_failure_of_any_process_where_one_was_asked_for(
+    monkeypatch, resume, is_well
+):
+    """What leaves `joined` as an error ends the other processes with that."""
+    failures = []
+
+    @contextmanager
+    def joined() -> Iterator[None]:
+        try:
+            yield
+        except FinishedError as error:
+            failures.append(error)
+
+    def finished(config: Config, *, resume: bool | None) -> None:
+        raise FinishedError("the run is finished")
+
+    monkeypatch.setattr("spade_jax.processes.joined", joined)
+    monkeypatch.setattr("spade_jax.train.start_run", finished)
+    assert train(Config(), resume=resume) is None
+    assert len(failures) == (0 if is_well else 1)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from spade_jax.envs import limits as limits_module
 from spade_jax.envs.api import MAX_ACTION_CHARS
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
-from spade_jax.errors import SandboxError
+from spade_jax.errors import SandboxError, SandboxStartError
 from spade_jax.types import Fault, Outcome, Reply
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -306,12 +306,12 @@ def test_a_pool_that_cannot_start_says_so(monkeypatch, capfd):
     monkeypatch.setattr(limits_module, "_BOOT", "import sys; sys.exit(3)  # {}")
 
     async def start() -> None:
-        with pytest.raises(SandboxError, match="supervisor ended while starting"):
+        with pytest.raises(SandboxStartError, match="supervisor ended while starting"):
             await Pool(Limits()).start()
 
     asyncio.run(start())
     monkeypatch.setattr(limits_module.sys, "executable", "/nonexistent/python")
-    with pytest.raises(SandboxError, match="cannot be started"):
+    with pytest.raises(SandboxStartError, match="cannot be started"):
         asyncio.run(Pool(Limits()).start())
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from helpers import pack_groups
 from spade_jax import processes
-from spade_jax.errors import CheckpointError
+from spade_jax.errors import CheckpointError, StorageError
 from spade_jax.learner import manifest
 from spade_jax.learner.checkpoint import Checkpoints
 from spade_jax.learner.manifest import commit, find_damage, whole_steps
@@ -339,7 +339,7 @@ def test_too_little_room_is_seen_before_orbax_meets_it(tmp_path: Path, monkeypat
     usage = shutil.disk_usage(tmp_path)._replace(free=10)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage)
     with Checkpoints(tmp_path, 1, {}) as checkpoints:
-        with pytest.raises(CheckpointError, match=r"the disk has 10 left.*--resume"):
+        with pytest.raises(StorageError, match=r"the disk has 10 left.*--resume"):
             checkpoints.save(0, small_state(), {})
         assert checkpoints.steps() == []
 
@@ -350,7 +350,7 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch) -> None:
 
     with (
         pytest.raises(
-            CheckpointError, match=r"cannot write checkpoint 2 .* No space left on device"
+            StorageError, match=r"cannot write checkpoint 2 .* No space left on device"
         ) as raised,
         Checkpoints(tmp_path, 1, {}) as checkpoints,
     ):
@@ -358,7 +358,7 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path, monkeypatch) -> None:
         checkpoints.wait()
         monkeypatch.setattr(Path, "write_text", full)
         checkpoints.save(2, small_state(), {})
-        with pytest.raises(CheckpointError, match="cannot write checkpoint 2"):
+        with pytest.raises(StorageError, match="cannot write checkpoint 2"):
             checkpoints.wait()
         assert checkpoints.steps() == [1]
         checkpoints.save(2, small_state(), {})  # leaving the block tells of this one

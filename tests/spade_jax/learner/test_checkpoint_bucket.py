@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from bucket_stand_in import Store, bucket_store
 
-from spade_jax.errors import CheckpointError
+from spade_jax.errors import StorageError
 from spade_jax.learner.checkpoint import Checkpoints
 from spade_jax.learner.step import TrainState
 
@@ -69,7 +69,44 @@ def test_a_checkpoint_with_an_object_gone_gives_way_to_the_one_before(
 def test_a_bucket_that_refuses_is_one_clear_line(store: Store):
     with Checkpoints(FOLDER, 2, {}) as checkpoints:
         store.deny = "may not write"
-        with pytest.raises(CheckpointError, match=r"cannot write checkpoint 0 in gs://bucket.*may"):
+        with pytest.raises(StorageError, match=r"cannot write checkpoint 0 in gs://bucket.*may"):
             checkpoints.save(0, make_state(0), {})
             checkpoints.wait()
         assert checkpoints.latest() is None
+
+
+@pytest.mark.parametrize(
+    "part", ["checkpoints", "checkpoints/1", "1/files.json", "1/state", "1/about.json"]
+)
+def test_a_bucket_that_does_not_answer_is_not_a_damaged_checkpoint(store: Store, part: str):
+    with Checkpoints(FOLDER, 2, {}) as checkpoints:
+        checkpoints.save(0, make_state(0), {})
+        checkpoints.save(1, make_state(1), {})
+    before = dict(store.objects)
+    with Checkpoints(FOLDER, 2, {}) as checkpoints:
+        store.unreachable = part
+        with pytest.raises(StorageError, match=r"cannot reach gs://.*network.*--resume"):
+            checkpoints.restore(make_state(9))
+        store.unreachable = ""
+        assert store.objects == before  # none was set aside
+        assert checkpoints.restore(make_state(9))[0] == 1
+
+
+def test_a_read_that_breaks_off_is_not_a_damaged_checkpoint(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    with Checkpoints(FOLDER, 2, {}) as checkpoints:
+        checkpoints.save(0, make_state(0), {})
+        checkpoints.save(1, make_state(1), {})
+        checkpoints.wait()
+        before = dict(store.objects)
+
+        def breaks_off(*_: object, **__: object) -> None:
+            raise ValueError("UNAVAILABLE: Error reading")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpoints._orbax, "restore", breaks_off)
+            with pytest.raises(StorageError, match=r"checkpoints/1 cannot be read: .*UNAVAIL"):
+                checkpoints.restore(make_state(9))
+        assert store.objects == before
+        assert checkpoints.restore(make_state(9))[0] == 1

@@ -9,7 +9,7 @@ import pytest
 from bucket_stand_in import SharedStore, Store, bucket_store
 
 from helpers import make_episode
-from spade_jax.errors import SpadeError
+from spade_jax.errors import SpadeError, TransientError
 from spade_jax.telemetry.sinks import RunFolder
 from spade_jax.types import Environment, EnvironmentSource, Verdict
 
@@ -207,7 +207,8 @@ def test_a_bucket_that_refuses_is_one_clear_line(store: Store, tmp_path: Path):
         run.save_config({})
         store.deny = "no storage.objects.create access"
         with pytest.raises(
-            SpadeError, match=r"cannot reach gs://bucket/runs/one/config\.json: .*no s.*--resume"
+            TransientError,
+            match=r"cannot reach gs://bucket/runs/one/config\.json: .*no s.*--resume",
         ):
             run.push()
         store.deny = ""
@@ -217,5 +218,27 @@ def test_a_bucket_that_refuses_is_one_clear_line(store: Store, tmp_path: Path):
 
 def test_without_the_cloud_packages_the_extra_is_named(tmp_path: Path):
     run = RunFolder("s3://bucket/x", spool=tmp_path)
-    with pytest.raises(SpadeError, match=r"s3://bucket/x cannot be opened: .*s3fs"), run.locked():
+    with (
+        pytest.raises(SpadeError, match=r"s3://bucket/x cannot be opened: .*s3fs") as raised,
+        run.locked(),
+    ):
         pass
+    assert not isinstance(raised.value, TransientError)
+
+
+@pytest.mark.parametrize("part", ["one/environments", "one/config.json"])
+def test_a_bucket_that_does_not_answer_lacks_nothing(store: Store, tmp_path: Path, part: str):
+    store.put("bucket/runs/one/config.json", b"{}")
+    store.put("bucket/runs/one/environments/001/a.py", b"x")
+    run = opened(tmp_path)
+    before = dict(store.objects)
+    store.unreachable = part
+    with pytest.raises(TransientError, match=r"cannot reach gs://bucket/runs/one/"), run.locked():
+        pass
+    store.unreachable = ""
+    with run.locked():
+        assert run.saved_config() == {}
+        store.unreachable = "environments/001"
+        with pytest.raises(TransientError, match="cannot reach"):
+            run.cut(-1, 0)
+    assert store.objects == before

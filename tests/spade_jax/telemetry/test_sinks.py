@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers import make_episode, make_trajectory, make_turn
-from spade_jax.errors import SpadeError
+from spade_jax.errors import SpadeError, TransientError
 from spade_jax.telemetry import sinks
 from spade_jax.telemetry.sinks import JsonlSink, RunFolder, truncate_after, write_atomic
 from spade_jax.types import (
@@ -126,6 +126,30 @@ def test_full_disk_is_one_clear_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
         write_atomic(path, b"new")
     assert path.read_text() == "old"
     assert files(tmp_path) == {"summary.md"}
+
+
+@pytest.mark.parametrize(
+    ("number", "may_pass"),
+    [
+        (errno.ENOSPC, True),
+        (errno.EDQUOT, True),
+        (errno.EIO, True),
+        (errno.ESTALE, True),
+        (errno.EACCES, False),
+        (errno.EROFS, False),
+        (errno.ENOTDIR, False),
+    ],
+)
+def test_what_may_pass_of_a_disk_is_told_from_what_is_wrong_with_a_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, may_pass: bool
+):
+    def refuse(self: Path, data: bytes) -> int:
+        raise OSError(number, "no")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    with pytest.raises(SpadeError, match="cannot write") as raised:
+        write_atomic(tmp_path / "summary.md", b"new")
+    assert isinstance(raised.value, TransientError) == may_pass
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is a device of Linux")
@@ -279,7 +303,7 @@ def test_a_folder_has_one_run_at_a_time(tmp_path: Path):
     first, second = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "run")
     with (
         first.locked(),
-        pytest.raises(SpadeError, match="in use by another run"),
+        pytest.raises(TransientError, match="in use by another run"),
         second.locked(),
     ):
         raise AssertionError("two runs in one folder")
