@@ -53,8 +53,6 @@ def cycle_designs(stage: Stage, cycle: int) -> list[Design]:
             made = stage.share(
                 asked, lambda mine: stage.gather([attempt(stage, request) for request in mine])
             )
-            if stage.endpoint is not None:
-                _require_answers(stage.config, made)
             judged = [refuse_duplicates(stage, answers, known) for answers in made]
         else:
             judged = taken(stage, cycle, slots, attempt_index)
@@ -66,6 +64,8 @@ def cycle_designs(stage: Stage, cycle: int) -> list[Design]:
         ]
         if not slots:
             break
+    if stage.endpoint is not None:
+        _require_answers(stage.config, designs)
     return designs
 
 
@@ -266,17 +266,20 @@ def _conversation(
     )
 
 
-def _require_answers(config: Config, made: Sequence[Sequence[Design]]) -> None:
-    """Refuse to go on with an endpoint that answered nobody.
+def _require_answers(config: Config, designs: Sequence[Design]) -> None:
+    """Refuse to go on with an endpoint that answered nobody in a whole cycle. A single prompt that
+    it never answers, such as one that a filter stops, costs its own design alone.
 
     Raises:
         EndpointError: says why it did not.
     """
-    first = [answers[0] for answers in made]
-    if all(design.verdict.gate == Gate.INFRASTRUCTURE and not design.source for design in first):
+    unanswered = [
+        each for each in designs if each.verdict.gate == Gate.INFRASTRUCTURE and not each.source
+    ]
+    if len(unanswered) == len(designs):
         raise EndpointError(
-            f"endpoint.url={config.endpoint.url!r} answered none of {len(first)} requests for "
-            f"designs; of the last: {first[-1].verdict.reason}; when it is back, go on with "
+            f"endpoint.url={config.endpoint.url!r} answered none of {len(designs)} requests for "
+            f"designs; of the last: {unanswered[-1].verdict.reason}; when it is back, go on with "
             "--resume"
         )
 
