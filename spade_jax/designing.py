@@ -46,7 +46,7 @@ def cycle_designs(stage: Stage, cycle: int) -> list[Design]:
     """Every answer of every attempt of a cycle, in the order of the attempts."""
     designs: list[Design] = []
     slots: Sequence[int] = range(stage.config.designer.designs)
-    known = {record.environment_id: record.program for record in stage.curriculum.memory.records}
+    known = _known(stage)
     for attempt_index in range(stage.config.designer.attempts):
         if stage.config.designer.writes:
             asked = requests(stage, cycle, slots, attempt_index)
@@ -314,14 +314,11 @@ async def _judged(
     source = EnvironmentSource(
         answer.program, material.skill, material.difficulty, request.document_id
     )
-    known = {r.environment_id: r.program for r in stage.curriculum.memory.records}
-    if material.kind in prompts.WORKED:
-        known["of the prompt"] = prompts.WORKED[material.kind]
     verdict = await admit(
         stage.pool,
         source.program,
         **tried(config, design_id),
-        known=known,
+        known=_known(stage),
         duplicate_similarity=config.envs.duplicate_similarity
         if config.diversity.duplicates == "refuse"
         else math.inf,
@@ -338,13 +335,20 @@ async def _judged(
     return await hinting.hinted(stage, draft, source, answer.hint)
 
 
+def _known(stage: Stage) -> dict[str, str]:
+    """Programs by id that a new one must not repeat: those of the memory, and the example that the
+    prompt shows.
+    """
+    known = {record.environment_id: record.program for record in stage.curriculum.memory.records}
+    kind = stage.config.designer.prompt
+    return known | ({"of the prompt": prompts.WORKED[kind]} if kind in prompts.WORKED else {})
+
+
 def refuse_duplicates(
     stage: Stage, designs: Sequence[Design], known: dict[str, str]
 ) -> list[Design]:
-    """Measure how near each admitted design is to the memory and to earlier ones of its cycle, and
-    refuse near-duplicates if the settings say so.
-
-    `known` holds the programs to compare with, and takes the new ones in.
+    """Measure how near each admitted design is to the nearest of `known`, which holds all programs
+    to compare with and takes the new ones in; refuse near-duplicates if the settings say so.
     """
     likeness = Likeness.of(stage.config)
     judged = []

@@ -78,7 +78,10 @@ def pool():
 
 @pytest.fixture
 def stage_of(pool):
-    def make(answers, *, hint_settings=None, reward=None, max_turns=12, script=None, **designer):
+    def make(
+        answers, *, hint_settings=None, reward=None, max_turns=12, script=None, diversity=None,
+        **designer,
+    ):  # fmt: skip
         base = Config()
         settings = {
             "prompt": "corpus", "designs": 1, "skills_per_cycle": 1, "delay_steps": 0,
@@ -93,6 +96,7 @@ def stage_of(pool):
             agent=AgentConfig(seeds=2, plays=2, max_turns=max_turns, max_observation_tokens=4000),
             envs=EnvsConfig(probe_seeds=10),
             reward=replace(base.reward, **(reward or {})),
+            diversity=replace(base.diversity, **(diversity or {})),
         )
         stage = object.__new__(Stage)
         stage.runner, stage.pool = pool
@@ -174,6 +178,31 @@ def test_a_copy_of_the_worked_example_is_refused(stage_of):
     stage = stage_of([fenced(prompts.WORKED["corpus"])], max_turns=25)
     (design,) = selfplay.design(stage, 0)
     assert design.verdict.gate == "duplicate" and "of the prompt" in design.verdict.reason
+
+
+def test_a_copy_of_the_worked_example_costs_its_design_where_it_is_played(stage_of):
+    copy = fenced(prompts.WORKED["multi_turn"])
+    for duplicates, punished in (("penalise", 1), ("allow", 0)):
+        stage = stage_of(
+            [copy], diversity={"duplicates": duplicates}, prompt="multi_turn", max_turns=25
+        )
+        (design,) = selfplay.design(stage, 0)
+        assert design.verdict.admitted, design.verdict
+        assert design.verdict.measures["similarity"] == 1.0
+        assert design.verdict.measures["rules_similarity"] == 1.0
+        scored = selfplay.score(stage, selfplay.play(stage, 0), 0, flush=True)
+        assert scored.judged.num_punished == punished
+
+
+def test_the_worked_example_in_another_coding_is_refused_by_its_texts(stage_of):
+    example = prompts.WORKED["multi_turn"]
+    recoded = example.replace("self.turns += 1", "self.turns = 1 + self.turns")
+    assert recoded != example
+    stage = stage_of([fenced(recoded)], prompt="multi_turn", max_turns=25)
+    stage.config = replace(stage.config, envs=replace(stage.config.envs, duplicate_similarity=1.0))
+    (design,) = selfplay.design(stage, 0)
+    assert design.verdict.gate == "duplicate" and "of the prompt" in design.verdict.reason
+    assert design.verdict.measures["similarity"] < 1.0
 
 
 def test_a_refused_hint_is_not_the_designers_to_mend(stage_of):
