@@ -29,7 +29,15 @@ from spade_jax.roles_config import TOOL_PROMPTS, UNGROUNDED_PROMPTS, DesignPromp
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.keys import episode_key, named_rng, named_seed
 from spade_jax.stage import Stage
-from spade_jax.types import Design, EnvironmentSource, Gate, Measures, Trajectory, Verdict
+from spade_jax.types import (
+    Design,
+    EnvironmentSource,
+    Gate,
+    Measures,
+    Trajectory,
+    Verdict,
+    environment_id,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -336,10 +344,11 @@ async def _judged(
 
 
 def _known(stage: Stage) -> dict[str, str]:
-    """Programs by id that a new one must not repeat: those of the memory, and the example that the
-    prompt shows.
+    """Programs by id that a new one must not repeat: the newest that were admitted, whether or not
+    the memory still holds or ever held them, and the example that the prompt shows.
     """
-    known = {record.environment_id: record.program for record in stage.curriculum.memory.records}
+    newest = stage.curriculum.window.admitted[-stage.config.diversity.compared :]
+    known = {environment_id(program): program for program in newest}
     kind = stage.config.designer.prompt
     return known | ({"of the prompt": prompts.WORKED[kind]} if kind in prompts.WORKED else {})
 

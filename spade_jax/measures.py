@@ -101,8 +101,10 @@ def variety(stage: Stage) -> Metrics:
     metrics: Metrics = mean("diversity/near_duplicate_frac", repeats)
     if window.written:
         metrics["diversity/repeat_run_max"] = max(each.run for each in window.written)
-    if found := window.vendi(embedder(stage.config.diversity)):
-        count = metrics["diversity/window_count"] = len(window.admitted)
+    settings = stage.config.diversity
+    if found := window.vendi(embedder(settings), settings.window):
+        count = min(len(window.admitted), settings.window)
+        metrics["diversity/window_count"] = count
         for name, score in zip(("rules", "program"), found, strict=True):
             metrics[f"diversity/vendi_{name}"] = score
             metrics[f"diversity/vendi_{name}_frac"] = score / count

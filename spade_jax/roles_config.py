@@ -432,9 +432,11 @@ class MemoryConfig(Section):
 class DiversityConfig(Section):
     """How the likeness of programs is measured, and what becomes of near-duplicates."""
 
-    # a near-duplicate of one that the memory holds, or of an earlier design of its cycle, is
-    # refused; played, its design earning reward.duplicate_reward less; or taken as any other
+    # a near-duplicate of one that was admitted, of an earlier design of its cycle or of the example
+    # in its prompt is refused; played, its design earning reward.duplicate_reward less; or taken
+    # as any other
     duplicates: Literal["refuse", "penalise", "allow"] = "refuse"
+    compared: int = 200  # newest admitted programs that new ones are compared with
     # cosine of the texts that two programs show from which they are near-duplicates; that of their
     # code is envs.duplicate_similarity. Other words in one pattern reach 0.94
     rules_similarity: float = 0.98
@@ -450,5 +452,6 @@ class DiversityConfig(Section):
             self.rules_similarity,
             "above 0, at most 1",
         )
+        require(self.compared >= 1, "diversity.compared", self.compared, "at least 1")
         require(self.window >= 2, "diversity.window", self.window, "at least 2")
         require(bool(self.encoder), "diversity.encoder", self.encoder, "a name or a folder")

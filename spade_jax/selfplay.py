@@ -35,7 +35,7 @@ def design(stage: Stage, step: int) -> list[Design]:
     """
     cycle = step // stage.config.run.cycle_steps
     designs = designing.cycle_designs(stage, cycle)
-    stage.curriculum.window.add(designs, Likeness.of(stage.config), stage.config.diversity.window)
+    stage.curriculum.window.add(designs, Likeness.of(stage.config), stage.config.diversity)
     found = [
         Environment(
             design.source, design.hint, cycle, design.design_id, design.verdict, design.seed_hints

@@ -143,6 +143,11 @@ class Episode:
         return self.outcome is Outcome.FINISHED and (self.episode_return or 0.0) >= 1 - 1e-6
 
 
+def environment_id(program: str) -> str:
+    """Content hash of a program: the same program is the same environment, in any run."""
+    return hashlib.sha256(program.encode()).hexdigest()[:12]
+
+
 @dataclass(frozen=True)
 class EnvironmentSource:
     """A program the designer wrote, and what it was asked for."""
@@ -154,8 +159,7 @@ class EnvironmentSource:
 
     @property
     def environment_id(self) -> str:
-        """Content hash of the program: the same program is the same environment, in any run."""
-        return hashlib.sha256(self.program.encode()).hexdigest()[:12]
+        return environment_id(self.program)
 
 
 class Gate(enum.StrEnum):

@@ -36,7 +36,7 @@ class Record:
     win_rate: float
     regret: float | None
     cycle: int
-    program: str  # a new one must not be like it
+    program: str
 
 
 def summary(program: str) -> str:

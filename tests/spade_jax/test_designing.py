@@ -1,6 +1,7 @@
 """Attempts, repairs and hints of one cycle, with real workers and a policy that has a script."""
 
 import asyncio
+import json
 import random
 import re
 from dataclasses import replace
@@ -203,6 +204,29 @@ def test_the_worked_example_in_another_coding_is_refused_by_its_texts(stage_of):
     (design,) = selfplay.design(stage, 0)
     assert design.verdict.gate == "duplicate" and "of the prompt" in design.verdict.reason
     assert design.verdict.measures["similarity"] < 1.0
+
+
+@pytest.mark.parametrize("size", [200, 0])
+def test_a_copy_of_an_earlier_cycle_is_refused_with_and_without_the_memory(stage_of, size):
+    """The ablation takes the memory out of the prompts, and leaves admission as it is."""
+    stage = stage_of([fenced(DRAWS[0].program)] * 2 + [fenced(DRAWS[4].program)])
+    stage.config = replace(stage.config, memory=replace(stage.config.memory, size=size))
+    stage.curriculum = Curriculum(Memory(stage.config.memory))
+    (first,) = selfplay.design(stage, 0)
+    selfplay.score(stage, selfplay.play(stage, 0), 0, flush=True)
+    assert len(stage.curriculum.memory.records) == bool(size)
+    resumed = Curriculum(Memory(stage.config.memory))
+    resumed.restore(json.loads(json.dumps(stage.curriculum.state())))
+    stage.curriculum = resumed
+    (copy,) = selfplay.design(stage, stage.config.run.cycle_steps)
+    assert first.verdict.admitted and copy.verdict.gate == "duplicate"
+    assert first.source.environment_id in copy.verdict.reason
+    assert copy.verdict.measures["similarity"] == 1.0
+    # as many are compared with as the settings say, the newest
+    stage.config = replace(stage.config, diversity=replace(stage.config.diversity, compared=1))
+    selfplay.design(stage, 2 * stage.config.run.cycle_steps)
+    known = designing._known(stage)
+    assert set(known.values()) == {DRAWS[4].program, prompts.WORKED["corpus"]}
 
 
 def test_a_refused_hint_is_not_the_designers_to_mend(stage_of):

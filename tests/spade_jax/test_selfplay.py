@@ -10,7 +10,7 @@ from spade_jax import designing, measures, selfplay
 from spade_jax.config import Config, DesignerConfig, DiversityConfig, RewardConfig
 from spade_jax.curriculum import Curriculum, Pending, PlayTally
 from spade_jax.roles.agent import Play
-from spade_jax.roles.memory import Memory, Record
+from spade_jax.roles.memory import Memory
 from spade_jax.stage import Stage
 from spade_jax.telemetry import metrics
 from spade_jax.types import (
@@ -211,15 +211,9 @@ def test_one_game_in_two_codings_is_a_near_duplicate_by_its_texts(threshold, dup
     assert (first.verdict.gate, second.verdict.gate) == ("", gate)
     assert second.verdict.measures["similarity"] < 0.3
     assert 0.5 < second.verdict.measures["rules_similarity"] < 0.98
-    # and the memory counts as much as the cycle
-    remembered = stage_with([])
-    remembered.config = stage.config
-    remembered.curriculum.memory.add(Record("jar", "Optimization", "", 0.5, 0.1, 0, texts[0]))
-    known = {
-        record.environment_id: record.program for record in remembered.curriculum.memory.records
-    }
+    # and one of an earlier cycle counts as much as one of this
     again = [replace(second, verdict=ADMITTED)]
-    (judged,) = designing.refuse_duplicates(remembered, again, known)
+    (judged,) = designing.refuse_duplicates(stage, again, {"jar": texts[0]})
     assert judged.verdict.gate == gate and ("jar" in judged.verdict.reason) == bool(gate)
 
 

@@ -184,7 +184,7 @@ def test_variety_of_a_cycle_is_measured_and_logged(stage):
     assert designs[4].verdict.measures["similarity"] == 1.0
     assert 0 < logged["designer/novelty_rules_mean"] < 1
     # a smaller window holds the newest alone
-    stage.config = replace(stage.config, diversity=DiversityConfig(window=2))
+    stage.config = replace(stage.config, diversity=DiversityConfig(window=2, compared=2))
     selfplay.design(stage, 4)
     window = stage.curriculum.window
     assert (len(window.written), len(window.admitted)) == (2, 2)
