@@ -85,7 +85,7 @@ def requests(
     """
     config = stage.config
     active = skills.active(config.designer.skills, config.designer.skills_per_cycle, cycle)
-    asked = []
+    asked, num_cut = [], 0
     for slot in slots:
         design_id = _design_id(cycle, slot, attempt_index)
         material = _drawn(config, active[slot % len(active)], design_id)
@@ -95,8 +95,15 @@ def requests(
         material = replace(material, memory=tuple(records))
         document_id, material = _grounded(stage, material)
         if stage.endpoint is None:  # which has a context of its own
-            material = fitted(config, stage.chat, material)
+            whole, material = material, fitted(config, stage.chat, material)
+            num_cut += material != whole
         asked.append(designer.Request(design_id, cycle, document_id, material))
+    if num_cut:
+        logger.warning(
+            "cycle %d: %d of %d prompts have less of their document or memory than the settings "
+            "say, to fit engine.context_tokens=%d beside designer.max_tokens=%d",
+            *(cycle, num_cut, len(asked), config.engine.context_tokens, config.designer.max_tokens),
+        )
     return asked
 
 

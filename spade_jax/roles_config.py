@@ -410,12 +410,17 @@ class MemoryConfig(Section):
 
     size: int = 200  # records kept, oldest out first; 0 turns memory off
     # what is shown of a record: one line; some lines on how it reads and what it is made of; or, of
-    # a learnable one, the whole program
-    shows: Literal["line", "summary", "program"] = "line"
+    # a learnable one, the whole program, or its first 2,000 characters (the reference)
+    shows: Literal["line", "summary", "program", "excerpt"] = "line"
     positives: int = 2  # learnable records shown
     negatives: int = 1  # too easy or too hard records shown
     win_low: float = 0.15  # win rate from which a record counts as learnable
     win_high: float = 0.85  # win rate up to which a record counts as learnable
+    # distance from these two from which a record is one to avoid (0.05 in the reference)
+    avoid_margin: float = 0.0
+    # on: a record follows all plays of its environment; off: it keeps what those of its first step
+    # showed (the reference)
+    refresh: bool = True
 
     def __post_init__(self) -> None:
         for name in ("size", "positives", "negatives"):
@@ -426,6 +431,7 @@ class MemoryConfig(Section):
             (self.win_low, self.win_high),
             "0 <= win_low <= win_high <= 1",
         )
+        require(0 <= self.avoid_margin <= 1, "memory.avoid_margin", self.avoid_margin, "0 to 1")
 
 
 @dataclass(frozen=True)
@@ -434,7 +440,7 @@ class DiversityConfig(Section):
 
     # a near-duplicate of one that was admitted, of an earlier design of its cycle or of the example
     # in its prompt is refused; played, its design earning reward.duplicate_reward less; or taken
-    # as any other
+    # as any other, and kept in the memory beside it
     duplicates: Literal["refuse", "penalise", "allow"] = "refuse"
     compared: int = 200  # newest admitted programs that new ones are compared with
     # cosine of the texts that two programs show from which they are near-duplicates; that of their
