@@ -333,6 +333,25 @@ def test_without_designer_training_only_the_agent_has_groups():
 
 
 @pytest.mark.parametrize(
+    "reward", [{"kind": "micro_learning_potential"}, {"micro_weight": 0.1}], ids=str
+)
+def test_a_gain_over_steps_needs_two_of_them(reward):
+    """With one step of plays no design would ever be scored, and the run would not say so."""
+    enough = {"steps": 2, "cycle_steps": 2}
+    assert change(Config(), run=enough, designer={"delay_steps": 1}, reward=reward)
+    for run, delay in (
+        (enough, 0),
+        (enough | {"cycle_steps": 1}, 1),
+        (enough | {"cycle_steps": 1}, 2),
+        ({"steps": 1, "cycle_steps": 4}, 1),
+    ):
+        with pytest.raises(ConfigError, match=rf"delay_steps={delay} leave one step") as caught:
+            change(Config(), run=run, designer={"delay_steps": delay}, reward=reward)
+        assert "\n" not in str(caught.value)
+        change(Config(), run=run, designer={"delay_steps": delay})  # other rewards need one
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"source": "folder", "train": False}, "designer.folder"),
