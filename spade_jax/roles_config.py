@@ -382,10 +382,11 @@ class CorpusConfig(Section):
     # tokens of a document that the designer is shown at most, after the cut by
     # designer.document_words; 0: words alone decide
     max_tokens: int = 0
-    # whether a skill draws from all documents or, in an order of its own, from those whose line
-    # names it under "skill" or names none
+    # whether a skill draws from all documents or from those whose line names it under "skill" or
+    # names none
     sampling: Literal["uniform", "per_skill"] = "uniform"
-    # epoch: no document twice before all were drawn; independent: by chance (the reference)
+    # epoch: no document twice before all of those drawn from were, for whichever skill;
+    # independent: by chance (the reference)
     draws: Literal["epoch", "independent"] = "epoch"
 
     def __post_init__(self) -> None:
