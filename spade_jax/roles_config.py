@@ -352,6 +352,7 @@ class AgentConfig(Section):
     thinking: bool = False  # think before each action, where the chat template can
     thinking_tokens: int = 0  # tokens after which a thinking block is closed; 0: no budget
     # tool tasks: no loss on a completion that tried to call tools, if none of its calls can be read
+    # and it gives no answer
     mask_malformed_calls: bool = False
 
     def __post_init__(self) -> None:
