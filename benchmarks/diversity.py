@@ -44,14 +44,14 @@ def long_program(rng: random.Random) -> str:
 
 
 def cost(rng: random.Random) -> dict[str, float]:
-    """Seconds of processor time of one cycle, after the cycles that filled memory and window."""
+    """Seconds of processor time of one cycle, after those that filled what it is compared with."""
     config = Config()
     likeness = Likeness.of(config)
     known = {str(index): long_program(rng) for index in range(200)}
     newest = list(known.values())[-config.diversity.window :]
     window = Window([Written(text, "a", 0, True, False, 1) for text in newest], newest)
     likeness.nearest(newest[0], known)  # what earlier cycles left in the caches
-    window.vendi(likeness.embed)
+    window.vendi(likeness.embed, config.diversity.window)
     designs = [long_program(rng) for _ in range(24)]
     started = time.process_time()
     for program in designs:
@@ -60,7 +60,7 @@ def cost(rng: random.Random) -> dict[str, float]:
     for program in designs:
         likeness.nearest(program, {str(i): each.program for i, each in enumerate(window.written)})
     windowed = time.process_time()
-    window.vendi(embedder(config.diversity))
+    window.vendi(embedder(config.diversity), config.diversity.window)
     ended = time.process_time()
     return {
         "gate_s": gate - started,

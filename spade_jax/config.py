@@ -261,12 +261,15 @@ class Config:
                 "learner.router_replay=True replays what the sampler's routers chose, but "
                 "engine.routing=False does not keep them; set engine.routing to True"
             )
-        if self.reward.needs_steps and self.designer.delay_steps == 0:
+        run, delay = self.run, self.designer.delay_steps
+        # an environment is in play until the next cycle, and counts until its design is due
+        if self.reward.needs_steps and min(run.steps, run.cycle_steps, delay + 1) < 2:
             raise ConfigError(
-                "designer.delay_steps=0 leaves one step of plays, and the micro learning potential "
-                f"of reward.kind={self.reward.kind!r}, "
-                f"reward.micro_weight={self.reward.micro_weight} compares steps; set "
-                "designer.delay_steps to at least 1"
+                f"run.steps={run.steps}, run.cycle_steps={run.cycle_steps} and "
+                f"designer.delay_steps={delay} leave one step of plays, and the micro learning "
+                f"potential of reward.kind={self.reward.kind!r}, "
+                f"reward.micro_weight={self.reward.micro_weight} compares steps; set run.steps and "
+                "run.cycle_steps to at least 2 and designer.delay_steps to at least 1"
             )
 
     @property

@@ -181,6 +181,7 @@ def _trajectory(item: Mapping[str, Any]) -> Trajectory:
         temperature=item["temperature"],
         routing=None if item["routing"] is None else np.asarray(item["routing"], np.uint16),
         truncated=item["truncated"],
+        num_untrained=item.get("num_untrained", 0),  # older checkpoints do not say
     )
 
 

@@ -29,7 +29,15 @@ from spade_jax.roles_config import TOOL_PROMPTS, UNGROUNDED_PROMPTS, DesignPromp
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.keys import episode_key, named_rng, named_seed
 from spade_jax.stage import Stage
-from spade_jax.types import Design, EnvironmentSource, Gate, Measures, Trajectory, Verdict
+from spade_jax.types import (
+    Design,
+    EnvironmentSource,
+    Gate,
+    Measures,
+    Trajectory,
+    Verdict,
+    environment_id,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -46,15 +54,13 @@ def cycle_designs(stage: Stage, cycle: int) -> list[Design]:
     """Every answer of every attempt of a cycle, in the order of the attempts."""
     designs: list[Design] = []
     slots: Sequence[int] = range(stage.config.designer.designs)
-    known = {record.environment_id: record.program for record in stage.curriculum.memory.records}
+    known = _known(stage)
     for attempt_index in range(stage.config.designer.attempts):
         if stage.config.designer.writes:
             asked = requests(stage, cycle, slots, attempt_index)
             made = stage.share(
                 asked, lambda mine: stage.gather([attempt(stage, request) for request in mine])
             )
-            if stage.endpoint is not None:
-                _require_answers(stage.config, made)
             judged = [refuse_duplicates(stage, answers, known) for answers in made]
         else:
             judged = taken(stage, cycle, slots, attempt_index)
@@ -66,6 +72,8 @@ def cycle_designs(stage: Stage, cycle: int) -> list[Design]:
         ]
         if not slots:
             break
+    if stage.endpoint is not None:
+        _require_answers(stage.config, designs)
     return designs
 
 
@@ -77,7 +85,7 @@ def requests(
     """
     config = stage.config
     active = skills.active(config.designer.skills, config.designer.skills_per_cycle, cycle)
-    asked = []
+    asked, num_cut = [], 0
     for slot in slots:
         design_id = _design_id(cycle, slot, attempt_index)
         material = _drawn(config, active[slot % len(active)], design_id)
@@ -87,8 +95,15 @@ def requests(
         material = replace(material, memory=tuple(records))
         document_id, material = _grounded(stage, material)
         if stage.endpoint is None:  # which has a context of its own
-            material = fitted(config, stage.chat, material)
+            whole, material = material, fitted(config, stage.chat, material)
+            num_cut += material != whole
         asked.append(designer.Request(design_id, cycle, document_id, material))
+    if num_cut:
+        logger.warning(
+            "cycle %d: %d of %d prompts have less of their document or memory than the settings "
+            "say, to fit engine.context_tokens=%d beside designer.max_tokens=%d",
+            *(cycle, num_cut, len(asked), config.engine.context_tokens, config.designer.max_tokens),
+        )
     return asked
 
 
@@ -266,17 +281,20 @@ def _conversation(
     )
 
 
-def _require_answers(config: Config, made: Sequence[Sequence[Design]]) -> None:
-    """Refuse to go on with an endpoint that answered nobody.
+def _require_answers(config: Config, designs: Sequence[Design]) -> None:
+    """Refuse to go on with an endpoint that answered nobody in a whole cycle. A single prompt that
+    it never answers, such as one that a filter stops, costs its own design alone.
 
     Raises:
         SilentEndpointError: says why it did not.
     """
-    first = [answers[0] for answers in made]
-    if all(design.verdict.gate == Gate.INFRASTRUCTURE and not design.source for design in first):
+    unanswered = [
+        each for each in designs if each.verdict.gate == Gate.INFRASTRUCTURE and not each.source
+    ]
+    if len(unanswered) == len(designs):
         raise SilentEndpointError(
-            f"endpoint.url={config.endpoint.url!r} answered none of {len(first)} requests for "
-            f"designs; of the last: {first[-1].verdict.reason}; when it is back, go on with "
+            f"endpoint.url={config.endpoint.url!r} answered none of {len(designs)} requests for "
+            f"designs; of the last: {unanswered[-1].verdict.reason}; when it is back, go on with "
             "--resume"
         )
 
@@ -311,14 +329,11 @@ async def _judged(
     source = EnvironmentSource(
         answer.program, material.skill, material.difficulty, request.document_id
     )
-    known = {r.environment_id: r.program for r in stage.curriculum.memory.records}
-    if material.kind in prompts.WORKED:
-        known["of the prompt"] = prompts.WORKED[material.kind]
     verdict = await admit(
         stage.pool,
         source.program,
         **tried(config, design_id),
-        known=known,
+        known=_known(stage),
         duplicate_similarity=config.envs.duplicate_similarity
         if config.diversity.duplicates == "refuse"
         else math.inf,
@@ -335,13 +350,21 @@ async def _judged(
     return await hinting.hinted(stage, draft, source, answer.hint)
 
 
+def _known(stage: Stage) -> dict[str, str]:
+    """Programs by id that a new one must not repeat: the newest that were admitted, whether or not
+    the memory still holds or ever held them, and the example that the prompt shows.
+    """
+    newest = stage.curriculum.window.admitted[-stage.config.diversity.compared :]
+    known = {environment_id(program): program for program in newest}
+    kind = stage.config.designer.prompt
+    return known | ({"of the prompt": prompts.WORKED[kind]} if kind in prompts.WORKED else {})
+
+
 def refuse_duplicates(
     stage: Stage, designs: Sequence[Design], known: dict[str, str]
 ) -> list[Design]:
-    """Measure how near each admitted design is to the memory and to earlier ones of its cycle, and
-    refuse near-duplicates if the settings say so.
-
-    `known` holds the programs to compare with, and takes the new ones in.
+    """Measure how near each admitted design is to the nearest of `known`, which holds all programs
+    to compare with and takes the new ones in; refuse near-duplicates if the settings say so.
     """
     likeness = Likeness.of(stage.config)
     judged = []

@@ -28,8 +28,8 @@ class EnvsConfig(Section):
     probe_seeds: int = 20
     # share of seeds that doing nothing, constant or random play, or copying the hint may win
     max_probe_win_frac: float = 0.1
-    # similarity (names, comments and numbers aside) from which a program is refused as one that the
-    # memory or the cycle holds; 1 refuses copies alone, and other words in one pattern reach 0.94
+    # similarity (names, comments and numbers aside) from which a program is refused as one that was
+    # there before; 1 refuses copies alone, and other words in one pattern reach 0.94
     duplicate_similarity: float = 0.95
 
     def __post_init__(self) -> None:

@@ -50,7 +50,7 @@ def designs(attempts: Sequence[Design], *, written: bool = True) -> Metrics:
     repairs = [design for design in judged if design.turn > 0]
     tokens = {"design": 0, "repair": 0, "hint": 0, "judge": 0}
     for design in attempts:
-        tokens["repair" if design.turn else "design"] += int(design.trajectory.loss_mask.sum())
+        tokens["repair" if design.turn else "design"] += design.trajectory.num_sampled
         tokens["hint"] += design.hint_tokens
         tokens["judge"] += design.judge_tokens
     admitted = sum(design.verdict.admitted for design in attempts)
@@ -101,8 +101,10 @@ def variety(stage: Stage) -> Metrics:
     metrics: Metrics = mean("diversity/near_duplicate_frac", repeats)
     if window.written:
         metrics["diversity/repeat_run_max"] = max(each.run for each in window.written)
-    if found := window.vendi(embedder(stage.config.diversity)):
-        count = metrics["diversity/window_count"] = len(window.admitted)
+    settings = stage.config.diversity
+    if found := window.vendi(embedder(settings), settings.window):
+        count = min(len(window.admitted), settings.window)
+        metrics["diversity/window_count"] = count
         for name, score in zip(("rules", "program"), found, strict=True):
             metrics[f"diversity/vendi_{name}"] = score
             metrics[f"diversity/vendi_{name}_frac"] = score / count
@@ -152,7 +154,7 @@ def episodes(played: Sequence[Episode]) -> Metrics:
         arm: [episode.episode_return for episode in scored if episode.arm is arm] for arm in Arm
     }
     completions = [
-        int(episode.trajectory.loss_mask.sum()) / len(episode.turns)
+        episode.trajectory.num_sampled / len(episode.turns)
         for episode in played
         if episode.trajectory is not None and episode.turns
     ]
@@ -160,7 +162,7 @@ def episodes(played: Sequence[Episode]) -> Metrics:
     tokens = Counter[str]()
     for episode in played:
         if episode.trajectory is not None:
-            tokens[episode.arm] += int(episode.trajectory.loss_mask.sum())
+            tokens[episode.arm] += episode.trajectory.num_sampled
     return {
         **mean("agent/return_mean", [episode.episode_return for episode in scored]),
         **mean("agent/win_frac", [float(episode.win) for episode in scored]),

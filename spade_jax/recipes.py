@@ -31,7 +31,7 @@ from spade_jax.config import (
     RewardConfig,
     RunConfig,
 )
-from spade_jax.roles_config import TOOL_SKILLS
+from spade_jax.roles_config import TOOL_SKILLS, UNGROUNDED_PROMPTS
 
 CONTEXT = 32_768
 LATER_CONTEXT = 49_152
@@ -300,14 +300,21 @@ def paper_exact(config: Config) -> Config:
                   environment; the designer's rewards centred and scaled by up to 50; losses
                   divided by all episodes and designs of a step, masked ones too
         learner   every sequence weighs alike, groups without contrast count; weights of tokens
-                  up to 2 between trainer and sampler
-        prompts   documents drawn by chance; whole programs from the memory
-        envs      near-duplicates, and programs won without thought, are taken
+                  up to 2 between trainer and sampler, whose log-probabilities know of no top-p
+                  and top-k
+        prompts   documents drawn by chance; no thinking about them; the first 2,000 characters of
+                  programs from the memory, whose records stay as they were first written, and
+                  near-duplicates among them
+        envs      near-duplicates are taken; so is all that `envs.max_probe_win_frac` limits:
+                  programs that are won without thought or show the answer at once, hints that win
+                  for a player who only repeats them, and hints that name the winning actions
 
     No setting restores: unseeded and unequal arms, failed hinted plays that count as 0, programs
-    without a proof that they can be won, hints that tell the answer, dropped and doubled plays, and
-    training at another temperature than was sampled at.
+    without a proof that they can be won, hints of any length or form or with a whole solution of
+    three words or more, dropped and doubled plays, and training at another temperature than was
+    sampled at.
     """
+    grounded = config.corpus.enabled and config.designer.prompt not in UNGROUNDED_PROMPTS
     return change(
         config,
         reward={
@@ -326,12 +333,14 @@ def paper_exact(config: Config) -> Config:
             "zero_variance": "keep",
             "tis": "token",
             "tis_cap": 2.0,
+            "tis_logprobs": "untruncated",
             "kl_kind": "k3",
             "minibatches": 1,
             "epochs": 1,
         },
         corpus={"draws": "independent", "sampling": "uniform"},
-        memory={"shows": "program"},
+        designer={"thinking": False, "thinking_tokens": 0} if grounded else {},
+        memory={"shows": "excerpt", "avoid_margin": 0.05, "refresh": False},
         diversity={"duplicates": "allow"},
         envs={"max_probe_win_frac": 1.0},
     )

@@ -352,6 +352,7 @@ class AgentConfig(Section):
     thinking: bool = False  # think before each action, where the chat template can
     thinking_tokens: int = 0  # tokens after which a thinking block is closed; 0: no budget
     # tool tasks: no loss on a completion that tried to call tools, if none of its calls can be read
+    # and it gives no answer
     mask_malformed_calls: bool = False
 
     def __post_init__(self) -> None:
@@ -382,10 +383,11 @@ class CorpusConfig(Section):
     # tokens of a document that the designer is shown at most, after the cut by
     # designer.document_words; 0: words alone decide
     max_tokens: int = 0
-    # whether a skill draws from all documents or, in an order of its own, from those whose line
-    # names it under "skill" or names none
+    # whether a skill draws from all documents or from those whose line names it under "skill" or
+    # names none
     sampling: Literal["uniform", "per_skill"] = "uniform"
-    # epoch: no document twice before all were drawn; independent: by chance (the reference)
+    # epoch: no document twice before all of those drawn from were, for whichever skill;
+    # independent: by chance (the reference)
     draws: Literal["epoch", "independent"] = "epoch"
 
     def __post_init__(self) -> None:
@@ -410,12 +412,17 @@ class MemoryConfig(Section):
 
     size: int = 200  # records kept, oldest out first; 0 turns memory off
     # what is shown of a record: one line; some lines on how it reads and what it is made of; or, of
-    # a learnable one, the whole program
-    shows: Literal["line", "summary", "program"] = "line"
+    # a learnable one, the whole program, or its first 2,000 characters (the reference)
+    shows: Literal["line", "summary", "program", "excerpt"] = "line"
     positives: int = 2  # learnable records shown
     negatives: int = 1  # too easy or too hard records shown
     win_low: float = 0.15  # win rate from which a record counts as learnable
     win_high: float = 0.85  # win rate up to which a record counts as learnable
+    # distance from these two from which a record is one to avoid (0.05 in the reference)
+    avoid_margin: float = 0.0
+    # on: a record follows all plays of its environment; off: it keeps what those of its first step
+    # showed (the reference)
+    refresh: bool = True
 
     def __post_init__(self) -> None:
         for name in ("size", "positives", "negatives"):
@@ -426,15 +433,18 @@ class MemoryConfig(Section):
             (self.win_low, self.win_high),
             "0 <= win_low <= win_high <= 1",
         )
+        require(0 <= self.avoid_margin <= 1, "memory.avoid_margin", self.avoid_margin, "0 to 1")
 
 
 @dataclass(frozen=True)
 class DiversityConfig(Section):
     """How the likeness of programs is measured, and what becomes of near-duplicates."""
 
-    # a near-duplicate of one that the memory holds, or of an earlier design of its cycle, is
-    # refused; played, its design earning reward.duplicate_reward less; or taken as any other
+    # a near-duplicate of one that was admitted, of an earlier design of its cycle or of the example
+    # in its prompt is refused; played, its design earning reward.duplicate_reward less; or taken
+    # as any other, and kept in the memory beside it
     duplicates: Literal["refuse", "penalise", "allow"] = "refuse"
+    compared: int = 200  # newest admitted programs that new ones are compared with
     # cosine of the texts that two programs show from which they are near-duplicates; that of their
     # code is envs.duplicate_similarity. Other words in one pattern reach 0.94
     rules_similarity: float = 0.98
@@ -450,5 +460,6 @@ class DiversityConfig(Section):
             self.rules_similarity,
             "above 0, at most 1",
         )
+        require(self.compared >= 1, "diversity.compared", self.compared, "at least 1")
         require(self.window >= 2, "diversity.window", self.window, "at least 2")
         require(bool(self.encoder), "diversity.encoder", self.encoder, "a name or a folder")

@@ -35,7 +35,7 @@ def design(stage: Stage, step: int) -> list[Design]:
     """
     cycle = step // stage.config.run.cycle_steps
     designs = designing.cycle_designs(stage, cycle)
-    stage.curriculum.window.add(designs, Likeness.of(stage.config), stage.config.diversity.window)
+    stage.curriculum.window.add(designs, Likeness.of(stage.config), stage.config.diversity)
     found = [
         Environment(
             design.source, design.hint, cycle, design.design_id, design.verdict, design.seed_hints
@@ -140,7 +140,7 @@ def score(stage: Stage, episodes: Sequence[Episode], step: int, *, flush: bool) 
     curriculum.observe(episodes, config.designer.designs)
     if stage.supply is not None:
         stage.supply.observe(curriculum.environments, episodes)
-    _remember(stage)
+    _remember(stage, step)
     due = [
         pending
         for pending in curriculum.pending
@@ -155,10 +155,14 @@ def score(stage: Stage, episodes: Sequence[Episode], step: int, *, flush: bool) 
     return Scored(groups, role_weights, scale, num_groups, zero_variance, judged)
 
 
-def _remember(stage: Stage) -> None:
+def _remember(stage: Stage, step: int) -> None:
     """Write or refresh the memory record of every environment that has been played."""
-    likeness = Likeness.of(stage.config)
-    for pending in stage.curriculum.pending:
+    allowed = stage.config.diversity.duplicates == "allow"
+    likeness = None if allowed else Likeness.of(stage.config)
+    waiting = stage.curriculum.pending
+    if not stage.config.memory.refresh:
+        waiting = [pending for pending in waiting if pending.step == step]
+    for pending in waiting:
         for item in pending.designs:
             tally = None if item.source is None else pending.tallies.get(item.source.environment_id)
             if (

@@ -90,7 +90,7 @@ class Trajectory:
     """
 
     tokens: Int[np.ndarray, " seq"]  # int32
-    loss_mask: Bool[np.ndarray, " seq"]  # sampled by the policy, forced ids left out
+    loss_mask: Bool[np.ndarray, " seq"]  # sampled by the policy, forced and untrained ids left out
     # float32, under the distribution sampled from, meaningful where loss_mask
     sampler_logprobs: Float[np.ndarray, " seq"]
     # likewise, under the tempered distribution before truncation: equal when nothing is truncated
@@ -101,6 +101,12 @@ class Trajectory:
     # the experts of every token, for replay; the last token has no choice yet, and any will do
     routing: Integer[np.ndarray, "seq layers chosen"] | None = None
     truncated: bool = False  # its last completion ran out of tokens
+    num_untrained: int = 0  # tokens that were sampled, and are not trained on
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy sampled, trained on or not."""
+        return int(self.loss_mask.sum()) + self.num_untrained
 
     @classmethod
     def empty(cls) -> "Trajectory":
@@ -143,6 +149,11 @@ class Episode:
         return self.outcome is Outcome.FINISHED and (self.episode_return or 0.0) >= 1 - 1e-6
 
 
+def environment_id(program: str) -> str:
+    """Content hash of a program: the same program is the same environment, in any run."""
+    return hashlib.sha256(program.encode()).hexdigest()[:12]
+
+
 @dataclass(frozen=True)
 class EnvironmentSource:
     """A program the designer wrote, and what it was asked for."""
@@ -154,8 +165,7 @@ class EnvironmentSource:
 
     @property
     def environment_id(self) -> str:
-        """Content hash of the program: the same program is the same environment, in any run."""
-        return hashlib.sha256(self.program.encode()).hexdigest()[:12]
+        return environment_id(self.program)
 
 
 class Gate(enum.StrEnum):

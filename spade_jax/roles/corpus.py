@@ -3,7 +3,9 @@
 Two sources: the docstrings of installed packages (the embedded default) and the user's JSON lines.
 All documents are held in memory. A draw is from all documents or from those of a skill, and either
 each document comes once an epoch or every draw is by chance; which is a setting. Documents are not
-chosen by what they say: a skill's are those whose line names it, or names no skill.
+chosen by what they say: a skill's are those whose line names it, or names no skill. Where a skill
+has documents of its own, a draw is one of those that were drawn least, for whichever skill: none
+comes again while the skill has one that never came.
 """
 
 import hashlib
@@ -22,7 +24,7 @@ import grain
 from models.tokenizer import Tokenizer
 from spade_jax.config import CorpusConfig
 from spade_jax.errors import CheckpointError, CorpusError
-from spade_jax.rollout.keys import named_rng, named_seed
+from spade_jax.rollout.keys import named_rng
 from spade_jax.types import Document
 
 logger = logging.getLogger(__name__)
@@ -33,10 +35,11 @@ _TERM = re.compile(r"\b[a-z]{4,12}\b")
 
 
 class Corpus:
-    """Documents, shuffled orders over them that never end, and how common each of their words is.
+    """Documents, a shuffled order over them that never ends, and how common each of their words is.
 
-    An order depends on the documents and the seed alone, and on the skill where each has its own.
-    Without documents there is none to draw. Of several processes each draws them all.
+    The order depends on the documents and the seed alone, and on the skills that ask where each has
+    its own documents. Without documents there is none to draw. Of several processes each draws them
+    all.
     """
 
     def __init__(
@@ -50,8 +53,9 @@ class Corpus:
         self._documents = tuple(documents)
         self._seed = seed
         self._sampling, self._draws = sampling, draws
-        self._orders: dict[str, Any] = {}
+        self._order: Any = None  # of all documents
         self._positions: dict[str, int] = {}  # documents drawn, by order
+        self._counts: Counter[str] = Counter()  # times that each was drawn for some skill, by id
         digest = hashlib.sha256(f"{seed}".encode())
         for document in self._documents:
             told = [document.document_id, document.text, document.skills]
@@ -106,12 +110,21 @@ class Corpus:
         documents = self._of(name)
         if self._draws == "independent":
             return named_rng(self._seed, "document", name, position).choice(documents)
-        if name not in self._orders:
+        if self._sampling == "per_skill":
+            return self._least_drawn(name, position, documents)
+        if self._order is None:
             # Grain reshuffles in each epoch and can be indexed anywhere: the position is all the
             # state.
-            seed = named_seed(self._seed, "corpus", name) if name else self._seed
-            self._orders[name] = grain.MapDataset.source(documents).seed(seed).shuffle().repeat()
-        return self._orders[name][position]
+            self._order = grain.MapDataset.source(documents).seed(self._seed).shuffle().repeat()
+        return self._order[position]
+
+    def _least_drawn(self, skill: str, position: int, documents: Sequence[Document]) -> Document:
+        """One of a skill's documents that were drawn least, by chance."""
+        least = min(self._counts[each.document_id] for each in documents)
+        ready = [each for each in documents if self._counts[each.document_id] == least]
+        drawn = named_rng(self._seed, "document", skill, position).choice(ready)
+        self._counts[drawn.document_id] += 1
+        return drawn
 
     def _of(self, skill: str) -> tuple[Document, ...]:
         """The documents of a skill; all of them for none."""
@@ -121,7 +134,11 @@ class Corpus:
 
     def state(self) -> dict[str, Any]:
         """Return what `restore` needs to continue the orders, as JSON values."""
-        return {"fingerprint": self._fingerprint, "positions": dict(self._positions)}
+        return {
+            "fingerprint": self._fingerprint,
+            "positions": dict(self._positions),
+            "counts": dict(self._counts),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Continue where `state` was taken, on the same documents and seed."""
@@ -133,6 +150,7 @@ class Corpus:
                 "made with, or start a new run folder"
             )
         self._positions = {str(name): int(place) for name, place in state["positions"].items()}
+        self._counts = Counter(state.get("counts", {}))  # checkpoints before they counted have none
 
     def document_frequency(self, term: str) -> int:
         """Return how many documents have the word `term`, of 4 to 12 letters, in title or text."""

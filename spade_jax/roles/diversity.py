@@ -184,15 +184,19 @@ class Written:
 
 @dataclass
 class Window:
-    """The newest programs, in the order they were asked for."""
+    """The newest programs, in the order they were asked for. It is the same whatever the memory
+    holds: a run without one refuses the same designs.
+    """
 
     written: list[Written] = field(default_factory=list)
-    admitted: list[str] = field(default_factory=list)  # programs; not only those above
+    # programs; not only those above, and as many as new ones are compared with
+    admitted: list[str] = field(default_factory=list)
 
-    def add(self, designs: Sequence[Design], likeness: Likeness, size: int) -> None:
+    def add(self, designs: Sequence[Design], likeness: Likeness, settings: DiversityConfig) -> None:
         """Take in a cycle's designs, of which those without a program that parses are left out, and
         those that the next answer of the same attempt mends: it is no repetition.
         """
+        size, most = settings.window, max(settings.window, settings.compared)
         for design, later in itertools.zip_longest(designs, designs[1:]):
             source, gates = design.source, design.verdict.gates
             mended = later is not None and later.turn > 0
@@ -209,14 +213,15 @@ class Window:
                 Written(source.program, design.skill, design.cycle, admitted, repeats, run)
             )
             self.admitted += [source.program] if admitted else []
-            self.written, self.admitted = self.written[-size:], self.admitted[-size:]
+            self.written, self.admitted = self.written[-size:], self.admitted[-most:]
 
-    def vendi(self, embed: Embedder) -> tuple[float, float] | None:
-        """Vendi scores of the admitted programs by rules and by code; None without any."""
-        if not self.admitted:
+    def vendi(self, embed: Embedder, size: int) -> tuple[float, float] | None:
+        """Vendi scores of the newest admitted programs by rules and by code; None without any."""
+        newest = self.admitted[-size:]
+        if not newest:
             return None
-        rows = embed([digests.rules(program) for program in self.admitted]).astype(np.float64)
-        runs = [shingles(program) for program in self.admitted]
+        rows = embed([digests.rules(program) for program in newest]).astype(np.float64)
+        runs = [shingles(program) for program in newest]
         code = [[len(a & b) / math.sqrt(len(a) * len(b)) for b in runs] for a in runs]
         return vendi(rows @ rows.T), vendi(np.array(code))
 

@@ -1,9 +1,10 @@
 """The designer's memory: what earlier environments were and how they taught. First in, first out,
-and no two records near-duplicates (`diversity`): the newer one stays.
+and, where near-duplicates are not allowed, no two records alike (`diversity`): the newer one stays.
 
 What is shown of a record is a setting. One line is for small policies: class name, the words it was
 built on, win rate and regret. A summary, or the whole program of a record that teaches, comes with
-what it brought, and one to avoid with the reason and what it was.
+what it brought, and one to avoid with the reason and what it was. As in the reference, it can also
+be the beginning of a program, and of one to avoid its name.
 """
 
 import ast
@@ -18,8 +19,9 @@ from spade_jax.config import MemoryConfig
 from spade_jax.roles.digests import digest
 from spade_jax.roles.diversity import Likeness
 
-Shows = Literal["line", "summary", "program"]
+Shows = Literal["line", "summary", "program", "excerpt"]
 
+EXCERPT_CHARS = 2000  # of the reference
 MAX_WORDS_SHOWN = 3
 MAX_WORD_LETTERS = 24  # a longer name or word is cut: the program is model text
 
@@ -36,7 +38,7 @@ class Record:
     win_rate: float
     regret: float | None
     cycle: int
-    program: str  # a new one must not be like it
+    program: str
 
 
 def summary(program: str) -> str:
@@ -75,10 +77,15 @@ def render(record: Record, learnable: bool, shows: Shows = "line") -> str:
         return f"{record.summary} {told}"
     won = f"the player won {record.win_rate:.0%} of its plays without a hint"
     if not learnable:
-        return f"To avoid, {fault} to learn from: {won}.\n{digest(record.program)}"
-    shown = digest(record.program)
-    if shows == "program":
-        shown = f"```python\n{record.program.strip()}\n```"
+        what = f" It was environment {record.environment_id}."
+        if shows != "excerpt":
+            what = "\n" + digest(record.program)
+        return f"To avoid, {fault} to learn from: {won}.{what}"
+    if shows == "summary":
+        shown = digest(record.program)
+    else:
+        program = record.program[:EXCERPT_CHARS] if shows == "excerpt" else record.program
+        shown = f"```python\n{program.strip()}\n```"
     return f"It taught: {won}, regret {regret}.\n{shown}"
 
 
@@ -112,6 +119,7 @@ class Memory:
         same = [record for record in self.records if record.skill == skill]
         low, high = self.config.win_low, self.config.win_high
         learnable = [record for record in same if low <= record.win_rate <= high]
+        low, high = low - self.config.avoid_margin, high + self.config.avoid_margin
         others = [record for record in same if not low <= record.win_rate <= high]
         best = sorted(learnable, key=lambda r: -(r.regret if r.regret is not None else -1.0))
         best = best[: max(3 * self.config.positives, 10)]

@@ -51,7 +51,9 @@ class Speech(Protocol):
         ...
 
     def is_malformed(self, completion: str) -> bool:
-        """Whether the completion tried to call tools and no call of it can be read."""
+        """Whether the completion tried to call tools, no call of it can be read, and it does
+        nothing else.
+        """
         ...
 
 
@@ -103,8 +105,9 @@ class Tools:
         return chat.reply_tools(completion, results, rest)
 
     def is_malformed(self, completion: str) -> bool:
-        calls = tool_calls.parse(completion).calls
-        return bool(calls) and not any(isinstance(call, tool_calls.Call) for call in calls)
+        move = tool_calls.parse(completion)
+        calls = [isinstance(call, tool_calls.Call) for call in move.calls]
+        return move.answer is None and bool(calls) and not any(calls)  # an answer is obeyed
 
 
 def speech(program: str) -> Speech:

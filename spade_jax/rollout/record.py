@@ -21,6 +21,7 @@ class Recorder:
         self._version: int | None = None
         self._end = 0  # behind the last sampled token
         self._truncated = False
+        self._num_untrained = 0
         self._routing: list[np.ndarray] = []
         self._routed = 0  # tokens whose routing is known
 
@@ -50,6 +51,7 @@ class Recorder:
         sampled = np.ones(len(completion.tokens), bool) if forced is None else ~forced
         if sampled.any():
             self._end = len(self._tokens) + int(np.flatnonzero(sampled)[-1]) + 1
+        self._num_untrained += 0 if trained else int(sampled.sum())
         self._extend(
             completion.tokens.tolist(),
             completion.logprobs.tolist(),
@@ -80,6 +82,7 @@ class Recorder:
             temperature=temperature,
             routing=self._routing_to(end),
             truncated=self._truncated,
+            num_untrained=self._num_untrained,
         )
 
     def _routing_to(self, end: int) -> Integer[np.ndarray, "seq layers chosen"] | None:

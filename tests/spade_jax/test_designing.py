@@ -1,6 +1,7 @@
 """Attempts, repairs and hints of one cycle, with real workers and a policy that has a script."""
 
 import asyncio
+import json
 import random
 import re
 from dataclasses import replace
@@ -78,7 +79,10 @@ def pool():
 
 @pytest.fixture
 def stage_of(pool):
-    def make(answers, *, hint_settings=None, reward=None, max_turns=12, script=None, **designer):
+    def make(
+        answers, *, hint_settings=None, reward=None, max_turns=12, script=None, diversity=None,
+        **designer,
+    ):  # fmt: skip
         base = Config()
         settings = {
             "prompt": "corpus", "designs": 1, "skills_per_cycle": 1, "delay_steps": 0,
@@ -93,6 +97,7 @@ def stage_of(pool):
             agent=AgentConfig(seeds=2, plays=2, max_turns=max_turns, max_observation_tokens=4000),
             envs=EnvsConfig(probe_seeds=10),
             reward=replace(base.reward, **(reward or {})),
+            diversity=replace(base.diversity, **(diversity or {})),
         )
         stage = object.__new__(Stage)
         stage.runner, stage.pool = pool
@@ -174,6 +179,54 @@ def test_a_copy_of_the_worked_example_is_refused(stage_of):
     stage = stage_of([fenced(prompts.WORKED["corpus"])], max_turns=25)
     (design,) = selfplay.design(stage, 0)
     assert design.verdict.gate == "duplicate" and "of the prompt" in design.verdict.reason
+
+
+def test_a_copy_of_the_worked_example_costs_its_design_where_it_is_played(stage_of):
+    copy = fenced(prompts.WORKED["multi_turn"])
+    for duplicates, punished in (("penalise", 1), ("allow", 0)):
+        stage = stage_of(
+            [copy], diversity={"duplicates": duplicates}, prompt="multi_turn", max_turns=25
+        )
+        (design,) = selfplay.design(stage, 0)
+        assert design.verdict.admitted, design.verdict
+        assert design.verdict.measures["similarity"] == 1.0
+        assert design.verdict.measures["rules_similarity"] == 1.0
+        scored = selfplay.score(stage, selfplay.play(stage, 0), 0, flush=True)
+        assert scored.judged.num_punished == punished
+
+
+def test_the_worked_example_in_another_coding_is_refused_by_its_texts(stage_of):
+    example = prompts.WORKED["multi_turn"]
+    recoded = example.replace("self.turns += 1", "self.turns = 1 + self.turns")
+    assert recoded != example
+    stage = stage_of([fenced(recoded)], prompt="multi_turn", max_turns=25)
+    stage.config = replace(stage.config, envs=replace(stage.config.envs, duplicate_similarity=1.0))
+    (design,) = selfplay.design(stage, 0)
+    assert design.verdict.gate == "duplicate" and "of the prompt" in design.verdict.reason
+    assert design.verdict.measures["similarity"] < 1.0
+
+
+@pytest.mark.parametrize("size", [200, 0])
+def test_a_copy_of_an_earlier_cycle_is_refused_with_and_without_the_memory(stage_of, size):
+    """The ablation takes the memory out of the prompts, and leaves admission as it is."""
+    stage = stage_of([fenced(DRAWS[0].program)] * 2 + [fenced(DRAWS[4].program)])
+    stage.config = replace(stage.config, memory=replace(stage.config.memory, size=size))
+    stage.curriculum = Curriculum(Memory(stage.config.memory))
+    (first,) = selfplay.design(stage, 0)
+    selfplay.score(stage, selfplay.play(stage, 0), 0, flush=True)
+    assert len(stage.curriculum.memory.records) == bool(size)
+    resumed = Curriculum(Memory(stage.config.memory))
+    resumed.restore(json.loads(json.dumps(stage.curriculum.state())))
+    stage.curriculum = resumed
+    (copy,) = selfplay.design(stage, stage.config.run.cycle_steps)
+    assert first.verdict.admitted and copy.verdict.gate == "duplicate"
+    assert first.source.environment_id in copy.verdict.reason
+    assert copy.verdict.measures["similarity"] == 1.0
+    # as many are compared with as the settings say, the newest
+    stage.config = replace(stage.config, diversity=replace(stage.config.diversity, compared=1))
+    selfplay.design(stage, 2 * stage.config.run.cycle_steps)
+    known = designing._known(stage)
+    assert set(known.values()) == {DRAWS[4].program, prompts.WORKED["corpus"]}
 
 
 def test_a_refused_hint_is_not_the_designers_to_mend(stage_of):

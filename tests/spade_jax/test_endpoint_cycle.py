@@ -170,6 +170,39 @@ def test_one_design_without_an_answer_is_nobodys_fault_and_tried_again(stage_of)
         assert found["endpoint/unanswered_count"] == 1
 
 
+def test_a_prompt_that_is_never_answered_costs_its_own_design_alone(stage_of):
+    """A filter that stops one prompt stops it after --resume as well: the run must go on."""
+
+    def answer(body):
+        blocked = skill_of(body) == stage.config.designer.skills[0]
+        return failed(400, "content filter") if blocked else fenced(PROGRAMS[4])
+
+    with serving(answer) as server:
+        stage = stage_of(server, attempts=3)
+        designs = selfplay.design(stage, 0)
+    assert [(d.design_id, d.verdict.gate) for d in designs] == [
+        ("c0000_d000", "infrastructure"),
+        ("c0000_d001", ""),
+        ("c0000_d000_a1", "infrastructure"),
+        ("c0000_d000_a2", "infrastructure"),
+    ]
+
+
+def test_a_first_attempt_that_nobody_answers_is_tried_again(stage_of):
+    def answer(_):
+        return failed(400, "content filter") if len(server.asked) <= 2 else fenced(PROGRAMS[4])
+
+    with serving(answer) as server:
+        stage = stage_of(server, attempts=2)
+        designs = selfplay.design(stage, 0)
+    assert [d.verdict.gate for d in designs[:2]] == ["infrastructure"] * 2
+    assert [d.verdict.gate for d in designs[2:]] == ["", "duplicate"]
+    with serving([failed(400, "unknown field")]) as server:
+        stage = stage_of(server, attempts=2)
+        with pytest.raises(EndpointError, match="answered none of 4 requests"):
+            selfplay.design(stage, 0)
+
+
 def test_an_endpoint_that_is_gone_ends_the_run_in_one_line(stage_of):
     with serving([failed(503, "maintenance")]) as server:
         stage = stage_of(server)

@@ -3,6 +3,7 @@ gives the reference's advantages. The table is written by hand from the referenc
 """
 
 import dataclasses
+import re
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from spade_jax.roles_config import SKILLS, TOOL_SKILLS
 from spade_jax.types import Outcome, Role
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+DOCS = CONFIGS.parent / "docs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.py"))
 G30 = "qwen3_30b_a3b_games"
 
@@ -314,14 +316,38 @@ def test_paper_exact_restores_what_a_setting_can():
         "reward.designer_scale": "reference",
         "learner.reduction": "sequence",
         "learner.zero_variance": "keep",
+        "learner.tis_logprobs": "untruncated",
         "corpus.draws": "independent",
-        "memory.shows": "program",
+        "memory.shows": "excerpt",
+        "memory.avoid_margin": 0.05,
+        "memory.refresh": False,
         "diversity.duplicates": "allow",
         "envs.max_probe_win_frac": 1.0,
     }
+    # its prompts about a document do not think, the others do
+    assert not paper_exact(preset("qwen3_8b_tools")).designer.thinking
+    thinker = change(preset("qwen3_8b_games"), designer={"thinking_tokens": 9})
+    assert not paper_exact(thinker).designer.thinking
+    assert (
+        paper_exact(recipes.without_corpus(thinker)).designer
+        == change(thinker, designer={"prompt": "multi_turn"}).designer
+    )
     # hangs are punished by the plain regret alone
     assert config.reward.punish == "none"
     assert preset("qwen3_4b_tools_exact").reward.punish == "hangs"
+
+
+def test_the_page_of_differences_names_what_paper_exact_sets():
+    """Each setting of the page with its value, and no more: of a thinking policy all change."""
+    weaknesses, *sections = (DOCS / "differences.md").read_text().split("\n## ")
+    (others,) = (text for text in sections if text.startswith("Other differences"))
+    cells = []
+    for text, column, width in ((weaknesses, 3, 5), (others, 2, 3)):
+        rows = [line.strip("| ").split(" | ") for line in text.split("\n")]
+        cells += [row[column] for row in rows if len(row) == width]
+    named = re.findall(r"`([a-z]+\.[a-z_]+)(?:=([^`]*))?`", "\n".join(cells))
+    changed = differences("qwen3_8b_games_exact", "qwen3_8b_games")
+    assert set(named) == {(name, str(value)) for name, value in changed.items()}
 
 
 def test_without_designer_training_only_the_agent_has_groups():
@@ -331,6 +357,25 @@ def test_without_designer_training_only_the_agent_has_groups():
     groups, weights, scale = scoring.balance(config, agents, judged, plays_of(config, 1))
     assert {group.role for group in groups} == {Role.AGENT}
     assert scale is None and weights[Role.DESIGNER] == 0
+
+
+@pytest.mark.parametrize(
+    "reward", [{"kind": "micro_learning_potential"}, {"micro_weight": 0.1}], ids=str
+)
+def test_a_gain_over_steps_needs_two_of_them(reward):
+    """With one step of plays no design would ever be scored, and the run would not say so."""
+    enough = {"steps": 2, "cycle_steps": 2}
+    assert change(Config(), run=enough, designer={"delay_steps": 1}, reward=reward)
+    for run, delay in (
+        (enough, 0),
+        (enough | {"cycle_steps": 1}, 1),
+        (enough | {"cycle_steps": 1}, 2),
+        ({"steps": 1, "cycle_steps": 4}, 1),
+    ):
+        with pytest.raises(ConfigError, match=rf"delay_steps={delay} leave one step") as caught:
+            change(Config(), run=run, designer={"delay_steps": delay}, reward=reward)
+        assert "\n" not in str(caught.value)
+        change(Config(), run=run, designer={"delay_steps": delay})  # other rewards need one
 
 
 @pytest.mark.parametrize(

@@ -419,13 +419,6 @@ def test_an_unknown_option_is_named(name):
         check_fields("reward", reward)
 
 
-@pytest.mark.parametrize("values", [{"kind": "micro_learning_potential"}, {"micro_weight": 0.5}])
-def test_a_gain_over_steps_needs_a_delay(values):
-    with pytest.raises(ConfigError, match=r"designer\.delay_steps=0.*at least 1"):
-        Config(reward=RewardConfig(**values), designer=DesignerConfig(delay_steps=0))
-    Config(reward=RewardConfig(**values), designer=DesignerConfig(delay_steps=1))
-
-
 def nearly(item, **likeness):
     return replace(item, verdict=replace(item.verdict, measures=likeness))
 

@@ -10,7 +10,7 @@ from spade_jax import designing, measures, selfplay
 from spade_jax.config import Config, DesignerConfig, DiversityConfig, RewardConfig
 from spade_jax.curriculum import Curriculum, Pending, PlayTally
 from spade_jax.roles.agent import Play
-from spade_jax.roles.memory import Memory, Record
+from spade_jax.roles.memory import Memory
 from spade_jax.stage import Stage
 from spade_jax.telemetry import metrics
 from spade_jax.types import (
@@ -127,6 +127,28 @@ def test_memory_ranks_by_what_is_credited_of_a_regret():
     assert sound > lucky
 
 
+@pytest.mark.parametrize(("refresh", "rate"), [(True, 0.75), (False, 0.5)])
+def test_a_record_follows_later_plays_unless_it_is_to_stay_as_it_was(refresh, rate):
+    stage = stage_with([design(0)], delay=3)
+    stage.config = replace(stage.config, memory=replace(stage.config.memory, refresh=refresh))
+    selfplay.score(stage, plays(0, [1.0, 0.0], [1.0, 0.0]), 0, flush=False)
+    selfplay.score(stage, plays(0, [1.0, 1.0], seed=2), 1, flush=False)
+    (record,) = stage.curriculum.memory.records
+    assert record.win_rate == rate
+
+
+@pytest.mark.parametrize(("duplicates", "kept"), [("refuse", 1), ("penalise", 1), ("allow", 2)])
+def test_the_memory_holds_near_duplicates_where_they_are_allowed(duplicates, kept):
+    alike = replace(SOURCES[1], program=SOURCES[0].program.replace("A0Env", "OtherEnv"))
+    stage = stage_with([design(0), replace(design(1), source=alike)])
+    stage.config = replace(stage.config, diversity=DiversityConfig(duplicates=duplicates))
+    both = plays(0, [1.0, 0.0]) + [
+        replace(episode, environment_id=alike.environment_id) for episode in plays(0, [1.0, 0.0])
+    ]
+    selfplay.score(stage, both, 0, flush=False)
+    assert len(stage.curriculum.memory.records) == kept
+
+
 def test_what_was_not_measured_has_no_reward():
     broken = design(2, Verdict(False, "infrastructure", "our fault"))
     stage = stage_with([design(0), design(1), broken])
@@ -211,15 +233,9 @@ def test_one_game_in_two_codings_is_a_near_duplicate_by_its_texts(threshold, dup
     assert (first.verdict.gate, second.verdict.gate) == ("", gate)
     assert second.verdict.measures["similarity"] < 0.3
     assert 0.5 < second.verdict.measures["rules_similarity"] < 0.98
-    # and the memory counts as much as the cycle
-    remembered = stage_with([])
-    remembered.config = stage.config
-    remembered.curriculum.memory.add(Record("jar", "Optimization", "", 0.5, 0.1, 0, texts[0]))
-    known = {
-        record.environment_id: record.program for record in remembered.curriculum.memory.records
-    }
+    # and one of an earlier cycle counts as much as one of this
     again = [replace(second, verdict=ADMITTED)]
-    (judged,) = designing.refuse_duplicates(remembered, again, known)
+    (judged,) = designing.refuse_duplicates(stage, again, {"jar": texts[0]})
     assert judged.verdict.gate == gate and ("jar" in judged.verdict.reason) == bool(gate)
 
 

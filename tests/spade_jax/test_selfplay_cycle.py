@@ -147,10 +147,14 @@ def test_without_an_admission_the_last_environments_stay(stage):
     assert {episode.arm for episode in selfplay.play(stage, 4)} == {Arm.UNHINTED}
 
 
-def test_a_prompt_too_long_for_the_context_is_shortened_or_refused(stage):
+def test_a_prompt_too_long_for_the_context_is_shortened_or_refused(stage, caplog):
+    designing.requests(stage, 0, [0], 0)
+    assert not caplog.messages
     stage.corpus = Corpus([Document("d", "t", " ".join(["x" * 500] * 40))], 0)
     (request,) = designing.requests(stage, 0, [0], 0)
     assert 0 < len(request.material.document) < 500 * 40
+    (said,) = caplog.messages  # nobody would see it in the prompt
+    assert "1 of 1 prompts have less of their document" in said and "context_tokens=2048" in said
     stage.config = replace(stage.config, engine=EngineConfig(context_tokens=700))
     with pytest.raises(ConfigError, match=r"engine\.context_tokens=700"):
         designing.requests(stage, 0, [0], 0)
@@ -184,7 +188,7 @@ def test_variety_of_a_cycle_is_measured_and_logged(stage):
     assert designs[4].verdict.measures["similarity"] == 1.0
     assert 0 < logged["designer/novelty_rules_mean"] < 1
     # a smaller window holds the newest alone
-    stage.config = replace(stage.config, diversity=DiversityConfig(window=2))
+    stage.config = replace(stage.config, diversity=DiversityConfig(window=2, compared=2))
     selfplay.design(stage, 4)
     window = stage.curriculum.window
     assert (len(window.written), len(window.admitted)) == (2, 2)

@@ -187,6 +187,7 @@ def test_near_duplicates_by_code_and_by_rules():
     [
         ({"rules_similarity": 0.0}, r"diversity\.rules_similarity=0\.0.*above 0, at most 1"),
         ({"window": 1}, r"diversity\.window=1.*at least 2"),
+        ({"compared": 0}, r"diversity\.compared=0.*at least 1"),
         ({"encoder": ""}, r"diversity\.encoder=''"),
     ],
 )
@@ -209,10 +210,14 @@ def test_repeats_and_runs_are_counted_by_skill():
             design("class (", parsed=False, gate="parse"),
         ],
         likeness(),
-        100,
+        DiversityConfig(),
     )
-    window.add([design(FERRY, 1, skill="Spatial Reasoning"), design(RENAMED, 1)], likeness(), 100)
-    window.add([design(FERRY, 2), design(VAULT, 2)], likeness(), 100)
+    window.add(
+        [design(FERRY, 1, skill="Spatial Reasoning"), design(RENAMED, 1)],
+        likeness(),
+        DiversityConfig(),
+    )
+    window.add([design(FERRY, 2), design(VAULT, 2)], likeness(), DiversityConfig())
     found = [(each.cycle, each.repeats, each.run) for each in window.written]
     assert found == [
         (0, False, 1),
@@ -230,7 +235,7 @@ def test_repeats_and_runs_are_counted_by_skill():
 def test_a_repair_is_no_repetition():
     window = Window()
     first, mended = design(VAULT, gate="random"), replace(design(RENAMED), turn=1)
-    window.add([first, mended, design(FERRY)], likeness(), 9)
+    window.add([first, mended, design(FERRY)], likeness(), DiversityConfig())
     assert [(each.program, each.repeats) for each in window.written] == [
         (RENAMED, False),
         (FERRY, False),
@@ -239,7 +244,8 @@ def test_a_repair_is_no_repetition():
 
 def test_the_window_is_bounded_and_survives_json():
     window = Window()
-    window.add([design(FERRY), design(VAULT, gate="random"), design(VAULT, 1)], likeness(), 2)
+    small = DiversityConfig(window=2, compared=1)
+    window.add([design(FERRY), design(VAULT, gate="random"), design(VAULT, 1)], likeness(), small)
     assert [(each.program, each.repeats) for each in window.written] == [
         (VAULT, False),
         (VAULT, True),
@@ -247,24 +253,31 @@ def test_the_window_is_bounded_and_survives_json():
     assert window.admitted == [FERRY, VAULT]
     other = Window.restored(json.loads(json.dumps(window.state())))
     assert other == window
-    other.add([design(FERRY, 2)], likeness(), 2)
+    other.add([design(FERRY, 2)], likeness(), small)
     assert other != window and len(window.written) == 2
+    assert other.admitted == [VAULT, FERRY]
+    # what is compared with may reach further back than the window
+    window.add([design(FERRY, 2)], likeness(), DiversityConfig(window=2, compared=3))
+    assert len(window.written) == 2 and window.admitted == [FERRY, VAULT, FERRY]
+    assert window.vendi(Embedder(), 2) == Window([], [VAULT, FERRY]).vendi(Embedder(), 2)
 
 
 def test_vendi_of_a_window_is_of_its_admitted_programs():
     window = Window()
-    assert window.vendi(Embedder()) is None
-    window.add([design(VAULT), design(RENAMED), design(FERRY, gate="leak")], likeness(), 9)
-    rules, code = window.vendi(Embedder())
+    assert window.vendi(Embedder(), 9) is None
+    window.add(
+        [design(VAULT), design(RENAMED), design(FERRY, gate="leak")], likeness(), DiversityConfig()
+    )
+    rules, code = window.vendi(Embedder(), 9)
     assert rules == pytest.approx(1.0, abs=1e-5)  # the same texts twice
     assert code == pytest.approx(1.0, abs=1e-5)  # and the same code but for names
-    window.add([design(FERRY)], likeness(), 9)
+    window.add([design(FERRY)], likeness(), DiversityConfig())
     vault, ferry = shingles(VAULT), shingles(FERRY)
     cosine = len(vault & ferry) / math.sqrt(len(vault) * len(ferry))
     assert 0 < cosine < 0.5
     # K / 3 of two copies and one of that cosine: eigenvalues of [[2, c sqrt 2], [c sqrt 2, 1]] / 3
     root = math.sqrt(1 + 8 * cosine**2)
     values = np.array([3 + root, 3 - root]) / 6
-    assert window.vendi(Embedder())[1] == pytest.approx(
+    assert window.vendi(Embedder(), 9)[1] == pytest.approx(
         math.exp(-(values * np.log(values)).sum()), abs=1e-4
     )

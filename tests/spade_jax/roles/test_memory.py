@@ -137,15 +137,37 @@ def test_a_program_is_shown_whole_but_not_one_to_avoid():
     assert "too easy" in avoid and "DialEnv, 6 lines" in avoid and "```" not in avoid
 
 
+def test_the_excerpt_of_the_reference_is_2000_characters_and_an_id():
+    long = PROGRAM + "".join(f"    x{index} = {index}\n" for index in range(400))
+    shown = render(replace(GOOD, program=long), True, "excerpt")
+    assert shown == render(replace(GOOD, program=long[:2000]), True, "program")
+    assert long[:2000].strip() in shown and long[:2020].strip() not in shown
+    told = "the player won 96% of its plays without a hint"
+    assert render(EASY, False, "excerpt") == (
+        f"To avoid, too easy to learn from: {told}. It was environment good."
+    )
+
+
+@pytest.mark.parametrize(("margin", "expected"), [(0.0, {"a", "b", "c", "d"}), (0.05, {"a", "d"})])
+def test_what_is_neither_learnable_nor_to_avoid_is_not_shown(margin, expected):
+    """The reference shows records from 0.15 to 0.85, and warns of those below 0.1 or above 0.9."""
+    memory = Memory(MemoryConfig(negatives=4, avoid_margin=margin))
+    for name, win_rate in (("a", 0.09), ("b", 0.1), ("c", 0.9), ("d", 0.91)):
+        memory.add(record(name, win_rate))
+    lines = memory.draw("Optimization", random.Random(0))
+    assert {line.split("Env")[0] for line in lines} == expected
+
+
 def test_each_way_to_show_reaches_the_draw():
     shown = {}
-    for shows in ("line", "summary", "program"):
+    for shows in ("line", "summary", "program", "excerpt"):
         memory = Memory(MemoryConfig(shows=shows))
         memory.add(GOOD)
-        memory.add(replace(EASY, environment_id="easy"))
+        easy = replace(EASY, environment_id="easy")
+        memory.add(easy)
         shown[shows] = memory.draw("Optimization", random.Random(0))
-        assert shown[shows] == [render(GOOD, True, shows), render(EASY, False, shows)]
-    assert len({str(lines) for lines in shown.values()}) == 3
+        assert shown[shows] == [render(GOOD, True, shows), render(easy, False, shows)]
+    assert len({str(lines) for lines in shown.values()}) == 4
 
 
 def test_records_survive_json():

@@ -11,6 +11,7 @@ import pytest
 
 from helpers import ScriptedPolicy
 from models.tokenizer import load_tokenizer
+from spade_jax import measures
 from spade_jax.config import AgentConfig
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
@@ -139,11 +140,28 @@ def test_malformed_calls_are_masked_as_an_option(qwen, masked):
     assert kept.trajectory.loss_mask.sum() > 10
 
 
+def test_an_answer_beside_a_malformed_call_is_obeyed_and_trained_on(qwen):
+    config = dataclasses.replace(CONFIG, mask_malformed_calls=True)
+    *calls, done = solution()
+    episode, _ = play(qwen, [*calls, f"<tool_call>{{oh</tool_call>{done}"], config=config)
+    assert episode.win and episode.trajectory is not None
+    trajectory = episode.trajectory
+    assert trajectory.loss_mask[trajectory.turn_index == len(calls)].any()
+    assert trajectory.num_untrained == 0
+
+
 def test_an_episode_of_malformed_calls_alone_has_a_record_without_loss(qwen):
     config = dataclasses.replace(CONFIG, mask_malformed_calls=True, max_turns=1)
     episode, _ = play(qwen, ["<tool_call>{oh</tool_call><eos>"], config=config)
     assert episode.outcome is Outcome.TURN_LIMIT
     assert episode.trajectory is not None and not episode.trajectory.loss_mask.any()
+    # it was sampled all the same
+    plain, _ = play(
+        qwen, ["<tool_call>{oh</tool_call><eos>"], config=dataclasses.replace(CONFIG, max_turns=1)
+    )
+    assert episode.trajectory.num_sampled == plain.trajectory.loss_mask.sum() > 3
+    found, expected = (measures.episodes([each]) for each in (episode, plain))
+    assert found == expected and found["sampler/unhinted_tokens_count"] > 3
 
 
 def test_a_game_that_prints_tools_is_a_game(qwen):

@@ -54,6 +54,11 @@ def test_forced_ids_are_not_taught():
     assert trajectory is not None
     assert trajectory.tokens.tolist() == [1, 5, 6, 7, 8]
     assert trajectory.loss_mask.tolist() == [False, True, False, False, True]
+    assert trajectory.num_sampled == 2
+    record.add_completion(completion([5, 6], forced=np.array([False, True])), trained=False)
+    masked = record.build(1.0)
+    assert masked is not None and masked.loss_mask.sum() == 2
+    assert (masked.num_untrained, masked.num_sampled) == (1, 3)
     nothing = Recorder()
     nothing.add_completion(completion([]))  # out of time before the first token
     assert nothing.build(1.0) is None
