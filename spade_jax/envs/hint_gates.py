@@ -3,13 +3,14 @@
 Gates, in order; the first that refuses names the verdict:
     hint         there is one, of a bearable length, without code or a boxed action
     hint_leak    it does not contain the winning actions of an instance, in a row or with other
-                 words between them
+                 words between them; of calls of tools, not all values that the instance hides
     hint_copy    players that copy from it and think of nothing win on few of the probe seeds
 A gate that cannot run refuses. Whether a hint is true or of use is not judged here: the regret
 tells.
 """
 
 import asyncio
+import functools
 import re
 from collections.abc import Sequence
 
@@ -18,11 +19,12 @@ from spade_jax.envs.pool import Pool
 from spade_jax.envs.trial import (
     Play,
     Refused,
+    Solved,
     Trial,
     demand,
     limit,
     repeat,
-    solution,
+    solve,
     tokens,
     wander,
     win_frac,
@@ -87,15 +89,27 @@ async def _leak(trial: Trial, hint: str) -> list[str]:
     """
     if not trial.seeds:
         raise Refused(Gate.HINT_LEAK, "there is no seed to try")
-    asked = await asyncio.gather(*(solution(trial, seed) for seed in trial.seeds))
-    solutions: list[list[str]] = [demand(Gate.HINT_LEAK, answer) for answer in asked]
-    for actions in solutions:
-        if len(leaks.words(" ".join(actions))) >= leaks.LONG and leaks.contains(hint, actions):
+    asked = await asyncio.gather(*(solve(trial, seed, 0) for seed in trial.seeds))
+    solved: list[Solved] = [demand(Gate.HINT_LEAK, answer) for answer in asked]
+    for actions in (each.played for each in solved):
+        if len(leaks.said(actions)) >= leaks.LONG and leaks.contains(hint, actions):
             raise Refused(Gate.HINT_LEAK, f"hint contains the winning actions {str(actions)[:200]}")
-    told = sum(leaks.names_in_order(hint, actions) for actions in solutions) / len(solutions)
-    if told > trial.max_win_frac:
-        raise Refused(Gate.HINT_LEAK, f"hint names the winning actions of {told:.0%} of the seeds")
-    return list(dict.fromkeys(action for actions in solutions for action in actions))
+    rule = _same_everywhere([each.played for each in solved])
+    told = sum(
+        leaks.names_in_order(hint, each.played)
+        or leaks.fills_in(hint, each.played, rule.union(leaks.words(each.play.observation)))
+        for each in solved
+    )
+    if (frac := told / len(solved)) > trial.max_win_frac:
+        raise Refused(Gate.HINT_LEAK, f"hint names the winning actions of {frac:.0%} of the seeds")
+    return list(dict.fromkeys(action for each in solved for action in each.played))
+
+
+def _same_everywhere(solutions: Sequence[Sequence[str]]) -> set[str]:
+    """Words that every instance wants: a rule, not an answer. One instance alone shows none."""
+    if len(solutions) < 2:
+        return set()
+    return functools.reduce(set.intersection, (set(leaks.said(each)) for each in solutions))
 
 
 async def _copy(trial: Trial, hint: str, legal: Sequence[str]) -> None:

@@ -2,13 +2,17 @@
 
 Texts and answers are compared as words, without case and punctuation. What a player could work out
 is not judged here, and an answer that has to be decoded (reversed, as a sum) is not found: that is
-a task, if a poor one.
+a task, if a poor one. Of an action that calls tools, only what it fills in counts: the values of
+the arguments and the answer. The form of a call is public, and no prose holds it.
 """
 
 import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from spade_jax.envs import tool_calls
 
 LONG = 3  # words from which an answer is not in a text by chance
 _FIXED_FRAC = 0.5  # share of the instances that a short answer may stand at one place in
@@ -24,9 +28,24 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
+def values(action: str) -> list[str] | None:
+    """What an action fills into calls of tools: its arguments and answer; None if it makes none."""
+    move = tool_calls.parse(action)
+    calls = [call for call in move.calls if isinstance(call, tool_calls.Call)]
+    if not calls and move.answer is None:
+        return None
+    filled = [value for call in calls for value in _scalars(call.arguments)]
+    return filled if move.answer is None else [*filled, move.answer]
+
+
+def said(actions: Sequence[str]) -> list[str]:
+    """The words of actions, without the form of calls."""
+    return [word for action in actions for word in words(_plain(action))]
+
+
 def contains(text: str, actions: Sequence[str]) -> bool:
     """Whether a text holds all the actions, word for word and one after the other."""
-    wanted = _line(words(" ".join(actions)))
+    wanted = _line(said(actions))
     return wanted != " " and wanted in _line(words(text))
 
 
@@ -34,7 +53,7 @@ def names_in_order(text: str, actions: Sequence[str]) -> bool:
     """Whether a text holds every action, word for word and in order, with other words between."""
     line, start = _line(words(text)), 0
     for action in actions:
-        wanted = _line(words(action))
+        wanted = _line(said([action]))
         found = line.find(wanted, start)
         if found < 0 or wanted == " ":
             return False
@@ -42,14 +61,24 @@ def names_in_order(text: str, actions: Sequence[str]) -> bool:
     return bool(actions)
 
 
+def fills_in(text: str, actions: Sequence[str], public: Iterable[str]) -> bool:
+    """Whether a text holds, in any order, every value that calls of tools need and nothing public
+    tells; `public` are words that are known anyway."""
+    known = frozenset(public)
+    filled = [words(value) for action in actions for value in values(action) or ()]
+    hidden = [value for value in filled if not known.issuperset(value)]
+    line = _line(words(text))
+    return bool(hidden) and all(_line(value) in line for value in hidden)
+
+
 def named(text: str, actions: Sequence[str]) -> list[str]:
     """Those of the actions that the text names, as it names them one after the other."""
-    known = {tuple(words(action)): action for action in reversed(actions)}
+    known = {tuple(said([action])): action for action in reversed(actions)}
     longest = max((len(key) for key in known), default=0)
-    said, found, start = words(text), [], 0
-    while start < len(said):
-        sizes = range(min(longest, len(said) - start), 0, -1)
-        keys = (tuple(said[start : start + size]) for size in sizes)
+    told, found, start = words(text), [], 0
+    while start < len(told):
+        sizes = range(min(longest, len(told) - start), 0, -1)
+        keys = (tuple(told[start : start + size]) for size in sizes)
         key = next((key for key in keys if key in known), None)
         if key is not None:
             found.append(known[key])
@@ -141,16 +170,16 @@ def _at_their_places(
 def _answers(solutions: Mapping[int, Sequence[str]]) -> dict[int, list[str]]:
     """Of each solution the words at places where solutions differ; all words if not all are of one
     length."""
-    said = {seed: words(" ".join(solution)) for seed, solution in solutions.items()}
-    if len({len(answer) for answer in said.values()}) == 1:
-        columns = zip(*said.values(), strict=True)
+    whole = {seed: said(solution) for seed, solution in solutions.items()}
+    if len({len(answer) for answer in whole.values()}) == 1:
+        columns = zip(*whole.values(), strict=True)
         differ = [len(set(column)) > 1 for column in columns]
         if any(differ):
             return {
                 seed: [word for word, kept in zip(answer, differ, strict=True) if kept]
-                for seed, answer in said.items()
+                for seed, answer in whole.items()
             }
-    return {seed: answer for seed, answer in said.items() if answer}
+    return {seed: answer for seed, answer in whole.items() if answer}
 
 
 def _places(text: Sequence[str], answer: Sequence[str]) -> Iterator[str]:
@@ -175,6 +204,20 @@ def _described(text: Sequence[str], size: int, starts: Iterable[int]) -> Iterato
         yield f"as word {len(text) - start - size + 1} from the end"
         if start >= _BEFORE:
             yield f"after {' '.join(text[start - _BEFORE : start])!r}"
+
+
+def _plain(action: str) -> str:
+    filled = values(action)
+    return action if filled is None else " ".join(filled)
+
+
+def _scalars(value: Any) -> Iterator[str]:
+    """The texts, numbers and flags within an argument, as prose would write them."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _scalars(item)
+    elif value is not None:
+        yield str(value)
 
 
 def _line(parts: Sequence[str]) -> str:

@@ -134,16 +134,6 @@ def limit(trial: Trial, gate: Gate, frac: float, how: str) -> None:
         )
 
 
-async def solution(trial: Trial, seed: int) -> list[str] | Fault:
-    """What an instance that has just been reset says wins."""
-    instance = await trial.open(seed)
-    if isinstance(instance, Fault):
-        return instance
-    actions = await instance.solution()
-    await instance.close()
-    return actions
-
-
 async def solve(trial: Trial, seed: int, replica: int) -> Solved | Fault:
     """Ask one instance for its solution; try it on another, which asking cannot have prepared."""
     instance = await trial.open(seed, replica)

@@ -7,6 +7,7 @@ import pytest
 from spade_jax.envs.hint_gates import admit_hint
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
+from spade_jax.roles.prompts.worked_tools import LOAN_DESK
 from spade_jax.types import Fault, Outcome, Verdict
 
 LEVERS = '''import random
@@ -81,6 +82,12 @@ def test_the_gate_that_fails_is_named(shared, hint: str | None, gate: str, word:
 SHORT = LEVERS.replace(", 4)\n", ", 1)\n").replace("self.done == 4", "self.done == 1")
 
 
+def test_what_a_solution_says_after_its_win_hides_no_answer(shared):
+    padded = LEVERS.replace("return self.order", 'return [*self.order, "bow"]')
+    told = verdict(shared, "push dolmen, pull BASALT, pull amber, push cobalt.", program=padded)
+    assert told.gate == "hint_leak"
+
+
 def test_an_answer_with_words_between_is_refused_where_it_holds_for_many_seeds(shared):
     rare = verdict(shared, "First push the dolmen, last pull amber", program=LEVERS)
     assert rare.admitted
@@ -92,13 +99,44 @@ def test_an_answer_with_words_between_is_refused_where_it_holds_for_many_seeds(s
 def test_a_player_that_does_what_the_hint_names_is_tried(shared):
     backdoor = LEVERS.replace(
         'if action == "xyzzy":',
-        'self.past = [*getattr(self, "past", []), action][-2:]\n'
-        '        if self.past == ["pull amber", "push dolmen"]:',
+        'self.past = [*getattr(self, "past", []), action][-3:]\n'
+        '        if self.past == ["pull amber", "push dolmen", "pull amber"]:',
     )
-    hint = "Whatever the order, once you pull amber it helps to push dolmen next."
+    hint = "Whatever the order, pull amber and push dolmen next, and again pull amber."
     found = verdict(shared, hint, program=backdoor)
     assert (found.gate, found.measures) == ("hint_copy", {"hint_copy_win_frac": 1.0})
     assert "'pull amber', 'push dolmen'" in found.reason
+
+
+BY_NAME = (  # of seed 7
+    "Lend with item T196 and visitor Jun, then take back item T696, then item T940, "
+    "then order the repair of item T696, then answer 771."
+)
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        BY_NAME,
+        "The answer is 771. Of what came back, T940 and T696, the last goes to the workshop, and "
+        "the visitor gets T196.",  # each once, in no order, and nobody named whom all can see
+    ],
+)
+def test_the_arguments_of_calls_are_the_answer_of_a_tool_task(shared, hint: str):
+    one = {"solution_seeds": [7], "probe_seeds": [7], "max_turns": 16}
+    found = verdict(shared, hint, LOAN_DESK, **one)
+    assert (found.gate, found.measures) == ("hint_leak", {}), found
+    others = {"solution_seeds": [8], "probe_seeds": [8, 9], "max_turns": 16}
+    assert verdict(shared, hint, LOAN_DESK, **others).admitted
+
+
+def test_a_plan_without_values_is_shown(shared):
+    plan = (
+        "List the kind that is asked for and show each item to find the lightest before you lend; "
+        "list the loans of whoever returns; show what came back to see which is broken."
+    )
+    for seeds in ([7], range(4)):
+        assert verdict(shared, plan, LOAN_DESK, probe_seeds=seeds, solution_seeds=seeds).admitted
 
 
 @pytest.mark.parametrize(
