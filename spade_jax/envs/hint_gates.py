@@ -3,7 +3,8 @@
 Gates, in order; the first that refuses names the verdict:
     hint         there is one, of a bearable length, without code or a boxed action
     hint_leak    it does not contain the winning actions of an instance, in a row or with other
-                 words between them; of calls of tools, not all values that the instance hides
+                 words between them; of calls of tools, not all values that the instance hides;
+                 nor a word of them that play would not show, such as a password
     hint_copy    players that copy from it and think of nothing win on few of the probe seeds
 A gate that cannot run refuses. Whether a hint is true or of use is not judged here: the regret
 tells.
@@ -12,9 +13,10 @@ tells.
 import asyncio
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from spade_jax.envs import leaks
+from spade_jax.envs.admit import UNHELPFUL
 from spade_jax.envs.pool import Pool
 from spade_jax.envs.trial import (
     Play,
@@ -22,8 +24,10 @@ from spade_jax.envs.trial import (
     Solved,
     Trial,
     demand,
+    echo,
     limit,
     repeat,
+    replay,
     solve,
     tokens,
     wander,
@@ -31,6 +35,7 @@ from spade_jax.envs.trial import (
 )
 from spade_jax.types import Fault, Gate, Verdict
 
+_ALWAYS_FRAC = 0.9  # share of several instances that no short piece of a word is in by chance
 _CLAUSE = re.compile(r"[.,;:!?\n]+\s*|\s(?:then|and)\s")
 _QUOTED = re.compile(r"[\"'`]([^\"'`\n]+)[\"'`]")
 
@@ -102,7 +107,50 @@ async def _leak(trial: Trial, hint: str) -> list[str]:
     )
     if (frac := told / len(solved)) > trial.max_win_frac:
         raise Refused(Gate.HINT_LEAK, f"hint names the winning actions of {frac:.0%} of the seeds")
+    await _secrets(trial, hint, dict(zip(trial.seeds, solved, strict=True)))
     return list(dict.fromkeys(action for each in solved for action in each.played))
+
+
+async def _secrets(trial: Trial, hint: str, solved: Mapping[int, Solved]) -> None:
+    """Refuse a hint with a word of winning actions that nobody finds by play, as it is shown
+    neither at first, nor to senseless actions, nor to the winning ones that do without it: with
+    such a word everybody wins, without it nobody can learn to."""
+    wanted = [
+        (seed, piece)
+        for seed, each in solved.items()
+        for piece in leaks.handed_over(hint, each.played)
+        if not leaks.shows(each.play.observation, piece)
+    ]
+    found = await asyncio.gather(
+        *(_is_found(trial, seed, solved[seed].played, piece) for seed, piece in wanted)
+    )
+    secret: dict[str, set[int]] = {}
+    for (seed, piece), is_found in zip(wanted, found, strict=True):
+        if not is_found:
+            secret.setdefault(piece, set()).add(seed)
+    for piece, seeds in secret.items():
+        if len(piece) < leaks.CHANCE and (
+            len(solved) < 2 or len(seeds) < _ALWAYS_FRAC * len(solved)
+        ):
+            seeds.clear()
+    frac = len(set().union(*secret.values())) / len(solved)
+    if frac > trial.max_win_frac:
+        worst = max(secret, key=lambda piece: len(secret[piece]))
+        raise Refused(
+            Gate.HINT_LEAK,
+            f"hint hands over what winning actions need and no observation shows, {worst!r} "
+            f"among it, on {frac:.0%} of the seeds",
+        )
+
+
+async def _is_found(trial: Trial, seed: int, actions: Sequence[str], piece: str) -> bool:
+    """Whether play shows a piece of a word to who does not know it."""
+    others = [action for action in actions if piece not in leaks.pieces(leaks.said([action]))]
+    for script in (others, UNHELPFUL[: trial.max_turns]):
+        play: Play = demand(Gate.HINT_LEAK, await replay(trial, seed, script, 0))
+        if any(leaks.shows(reply.observation, piece) for reply in play.replies):
+            return True
+    return False
 
 
 def _same_everywhere(solutions: Sequence[Sequence[str]]) -> set[str]:
@@ -114,7 +162,8 @@ def _same_everywhere(solutions: Sequence[Sequence[str]]) -> set[str]:
 
 async def _copy(trial: Trial, hint: str, legal: Sequence[str]) -> None:
     """The gate `hint_copy`: players that say, over and over, the actions that the hint names, its
-    words, its quotes, its clauses or all of it, and one that draws from all these at random."""
+    words, its quotes, its clauses or all of it, each with and without what replies show in between,
+    and one that draws from all these at random."""
     named = leaks.named(hint, legal)
     clauses = [clause for part in _CLAUSE.split(hint) if (clause := part.strip(" \"'`"))]
     scripts = (named, tokens(hint), _QUOTED.findall(hint), clauses, [hint])
@@ -122,6 +171,8 @@ async def _copy(trial: Trial, hint: str, legal: Sequence[str]) -> None:
     for script in dict.fromkeys(tuple(script) for script in scripts if script):
         plays = await asyncio.gather(*(repeat(trial, seed, script) for seed in trial.probe_seeds))
         _judge(trial, plays, f"saying {str(script)[1:60]}")
+        plays = await asyncio.gather(*(echo(trial, seed, script) for seed in trial.probe_seeds))
+        _judge(trial, plays, f"saying what replies show, and {str(script)[1:60]}")
     plays = await asyncio.gather(
         *(wander(trial, seed, candidates, observe=False) for seed in trial.probe_seeds)
     )

@@ -21,6 +21,8 @@ _BEFORE = 2  # words that make a place
 _GLUED = 6  # letters from which an answer is not between others by chance
 _MAX_PLACES = 100  # of an answer in one observation, which may be all made of it
 _WORD = re.compile(r"\w+")
+_PIECE = re.compile(r"[^\W\d_]+|\d+")  # of a word: K42 is a letter and a number
+CHANCE = 3  # characters from which a piece of a word is not in a text by chance
 
 
 def words(text: str) -> list[str]:
@@ -69,6 +71,30 @@ def fills_in(text: str, actions: Sequence[str], public: Iterable[str]) -> bool:
     hidden = [value for value in filled if not known.issuperset(value)]
     line = _line(words(text))
     return bool(hidden) and all(_line(value) in line for value in hidden)
+
+
+def pieces(told: Iterable[str]) -> list[str]:
+    """The runs of letters and of digits that words are made of, each once."""
+    return list(dict.fromkeys(_PIECE.findall(" ".join(told))))
+
+
+def handed_over(text: str, actions: Sequence[str]) -> list[str]:
+    """The pieces of the actions' words that a text holds, long ones between other letters too."""
+    told = words(text)
+    known, glued = frozenset(pieces(told)), "".join(told)
+    return [
+        piece
+        for piece in pieces(said(actions))
+        if piece in known or (len(piece) >= _GLUED and piece in glued)
+    ]
+
+
+def shows(text: str, piece: str) -> bool:
+    """Whether a text shows a piece, or with another ending if it is no short one."""
+    shown = pieces(words(text))
+    return piece in shown or (
+        len(piece) >= CHANCE and any(each.startswith(piece) for each in shown)
+    )
 
 
 def named(text: str, actions: Sequence[str]) -> list[str]:

@@ -20,7 +20,7 @@ class LeverEnv:
         rng = random.Random(seed)
         self.order = rng.sample(["pull amber", "pull basalt", "push cobalt", "push dolmen"], 4)
         self.done = 0
-        return "Four levers: amber, basalt, cobalt, dolmen.", {}
+        return "Four levers to pull or push: amber, basalt, cobalt, dolmen.", {}
 
     def step(self, action):
         if action == "xyzzy":
@@ -106,6 +106,86 @@ def test_a_player_that_does_what_the_hint_names_is_tried(shared):
     found = verdict(shared, hint, program=backdoor)
     assert (found.gate, found.measures) == ("hint_copy", {"hint_copy_win_frac": 1.0})
     assert "'pull amber', 'push dolmen'" in found.reason
+
+
+GATE = '''import random
+
+
+class GateEnv:
+    """A word that is the same for all, and then what is read behind the gate."""
+
+    def reset(self, seed):
+        rng = random.Random(seed)
+        self.number, self.open, self.left = rng.randint(1000, 9999), False, 8
+        return f"Gate {rng.randint(1, 10**6)}. It wants a word, and then what is behind it.", {}
+
+    def step(self, action):
+        self.left -= 1
+        late = self.left <= 0
+        if not self.open:
+            self.open = action == "mellon"
+            if self.open:
+                return f"It swings. The plate behind it reads {self.number}.", 0.0, False, late, {}
+            return "The gate stays shut.", 0.0, False, late, {}
+        if action == str(self.number):
+            return "Read aright, you are in.", 1.0, True, False, {}
+        return "That is not what the plate reads.", 0.0, False, late, {}
+
+    def solution(self):
+        return ["mellon", str(self.number)]
+'''
+TOLD = "The word is mellon; after it say the number that the plate shows."
+
+
+@pytest.mark.parametrize("hint", [TOLD, "Say m-e-l-l-o-n, and then the number on the plate."])
+@pytest.mark.parametrize("seeds", [range(4), [3]])
+def test_a_word_that_play_does_not_show_may_not_be_handed_over(shared, seeds, hint):
+    found = verdict(shared, hint, GATE, solution_seeds=seeds, probe_seeds=seeds)
+    assert (found.gate, found.measures) == ("hint_leak", {}), found
+    assert "'mellon' among it, on 100%" in found.reason
+
+
+def test_a_secret_of_few_characters_counts_where_all_instances_want_it(shared):
+    hint = "The word is 7; after it say the number that the plate shows."
+    short = GATE.replace("mellon", "7")
+    assert verdict(shared, hint, short).gate == "hint_leak"
+    some = short.replace('== "7"', "== str(self.number % 10)")
+    some = some.replace('"7", str', "str(self.number % 10), str")
+    assert verdict(shared, hint, some).admitted
+
+
+COMPUTED = GATE.replace("str(self.number)", "str(self.number + 7)")  # more than reading aloud
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("stays shut.", "stays shut. Whisper, shout or say mellon."),  # to a senseless word
+        ("It wants a word", "It wants one of seven words, mellons and others"),  # at first
+        (  # to another winning action
+            "        if not self.open:",
+            '        if action == "ask":\n'
+            '            return "Say mellon, says the smith.", 0.0, False, late, {}\n'
+            "        if not self.open:",
+        ),
+    ],
+)
+def test_what_play_shows_is_no_secret(shared, old: str, new: str):
+    program = COMPUTED.replace(old, new)
+    if "smith" in new:
+        program = program.replace('["mellon"', '["ask", "mellon"')
+    assert verdict(shared, TOLD, COMPUTED).gate == "hint_leak"
+    assert verdict(shared, TOLD, program).admitted
+
+
+def test_a_player_that_copies_from_hint_and_replies_is_tried(shared):
+    public = GATE.replace("It wants a word", "It wants a word, be it friend, mellon or speak")
+    found = verdict(shared, TOLD, public)
+    assert (found.gate, found.measures) == ("hint_copy", {"hint_copy_win_frac": 1.0})
+    assert found.reason.startswith("saying what replies show, and 'mellon'")
+    assert verdict(
+        shared, "Speak like a friend of elves would; then read the plate.", public
+    ).admitted
 
 
 BY_NAME = (  # of seed 7

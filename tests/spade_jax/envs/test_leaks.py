@@ -147,3 +147,20 @@ def test_an_observation_tells_what_calls_need_however_many_they_are():
     shown = [f"{'hm ' * n}Open {' '.join(leaks.said(each))}." for n, each in enumerate(solutions)]
     assert told(shown, solutions) == (1.0, "word for word")
     assert told(["Open the boxes."] * 10, solutions)[0] == 0.0
+
+
+def test_what_a_text_hands_over_of_the_actions():
+    actions = ["say Mellon42", "go", call("open", box="K7")]
+    assert leaks.handed_over("go: m.e.l.l.o.n, k, 42 and 7", actions) == [
+        "mellon",
+        "42",
+        "go",
+        "k",
+        "7",
+    ]
+    assert leaks.handed_over("sayings of a melon, 427, open the box", actions) == []
+
+
+def test_a_text_shows_a_piece_with_any_ending():
+    assert leaks.shows("Pulled at last.", "pull") and leaks.shows("K42", "42")
+    assert not leaks.shows("They pass by.", "ass") and not leaks.shows("Gone.", "go")
