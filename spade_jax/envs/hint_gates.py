@@ -35,7 +35,9 @@ from spade_jax.envs.trial import (
 )
 from spade_jax.types import Fault, Gate, Verdict
 
-_ALWAYS_FRAC = 0.9  # share of several instances that no short piece of a word is in by chance
+_WORD_CHARS = 12  # that a word may have on average: signs and spaces are no words, but are read
+_ALWAYS_FRAC = 0.9  # share of instances that no short piece of a word is in by chance
+_SEVERAL = 5  # instances of which that can be said
 _CLAUSE = re.compile(r"[.,;:!?\n]+\s*|\s(?:then|and)\s")
 _QUOTED = re.compile(r"[\"'`]([^\"'`\n]+)[\"'`]")
 
@@ -81,6 +83,8 @@ def _form(hint: str | None, max_words: int) -> str:
         raise Refused(Gate.HINT, "no hint was written")
     if (count := len(leaks.words(hint))) > max_words:
         raise Refused(Gate.HINT, f"hint of {count} words; at most {max_words} are allowed")
+    if len(hint) > (max_chars := max_words * _WORD_CHARS):
+        raise Refused(Gate.HINT, f"hint of {len(hint)} characters; at most {max_chars} are allowed")
     if "```" in hint or "\\boxed" in hint:
         raise Refused(Gate.HINT, "hint contains code or a boxed action")
     return hint
@@ -102,6 +106,7 @@ async def _leak(trial: Trial, hint: str) -> list[str]:
     rule = _same_everywhere([each.played for each in solved])
     told = sum(
         leaks.names_in_order(hint, each.played)
+        or leaks.joins(hint, each.played)
         or leaks.fills_in(hint, each.played, rule.union(leaks.words(each.play.observation)))
         for each in solved
     )
@@ -130,7 +135,7 @@ async def _secrets(trial: Trial, hint: str, solved: Mapping[int, Solved]) -> Non
             secret.setdefault(piece, set()).add(seed)
     for piece, seeds in secret.items():
         if len(piece) < leaks.CHANCE and (
-            len(solved) < 2 or len(seeds) < _ALWAYS_FRAC * len(solved)
+            len(solved) < _SEVERAL or len(seeds) < _ALWAYS_FRAC * len(solved)
         ):
             seeds.clear()
     frac = len(set().union(*secret.values())) / len(solved)

@@ -1,9 +1,9 @@
 """Whether a text tells the answer of an instance: a first observation, or a hint.
 
-Texts and answers are compared as words, without case and punctuation. What a player could work out
-is not judged here, and an answer that has to be decoded (reversed, as a sum) is not found: that is
-a task, if a poor one. Of an action that calls tools, only what it fills in counts: the values of
-the arguments and the answer. The form of a call is public, and no prose holds it.
+Texts and answers are compared as words, as `wording` reads them. What a player could work out is
+not judged here, and an answer that has to be decoded (reversed, as a sum) is not found: that is a
+task, if a poor one. Of an action that calls tools, only what it fills in counts: the values of the
+arguments and the answer. The form of a call is public, and no prose holds it.
 """
 
 import itertools
@@ -13,21 +13,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from spade_jax.envs import tool_calls
+from spade_jax.envs.wording import words
 
 LONG = 3  # words from which an answer is not in a text by chance
 _FIXED_FRAC = 0.5  # share of the instances that a short answer may stand at one place in
 _SPREAD_FRAC = 0.9  # and each word of a long one at a place of its own
 _BEFORE = 2  # words that make a place
 _GLUED = 6  # letters from which an answer is not between others by chance
+_GLUED_DIGITS = 3  # and digits
 _MAX_PLACES = 100  # of an answer in one observation, which may be all made of it
-_WORD = re.compile(r"\w+")
 _PIECE = re.compile(r"[^\W\d_]+|\d+")  # of a word: K42 is a letter and a number
 CHANCE = 3  # characters from which a piece of a word is not in a text by chance
-
-
-def words(text: str) -> list[str]:
-    """The words of a text, in lower case."""
-    return _WORD.findall(text.lower())
 
 
 def values(action: str) -> list[str] | None:
@@ -61,6 +57,16 @@ def names_in_order(text: str, actions: Sequence[str]) -> bool:
             return False
         start = found + len(wanted) - 1  # the space is the next one's as well
     return bool(actions)
+
+
+def joins(text: str, actions: Sequence[str]) -> bool:
+    """Whether a text holds all actions in a row, cut into words in another way: as one word, or,
+    if they are long, with any spaces and signs between their letters."""
+    told, answer = words(text), said(actions)
+    joined = "".join(answer)
+    return (len(answer) >= LONG and joined in told) or (
+        _is_long(answer) and joined in "".join(told)
+    )
 
 
 def fills_in(text: str, actions: Sequence[str], public: Iterable[str]) -> bool:
@@ -133,7 +139,7 @@ def told_frac(
     hidden = {
         seed: "".join(answer)
         for seed, answer in answers.items()
-        if sum(map(len, answer)) >= _GLUED and _line(answer) not in lines[seed]
+        if _is_long(answer) and _line(answer) not in lines[seed]
     }
     found.append((_beyond_chance(hidden, glued) / len(solutions), "letter for letter"))
     for (count, how), least_frac in (
@@ -230,6 +236,12 @@ def _described(text: Sequence[str], size: int, starts: Iterable[int]) -> Iterato
         yield f"as word {len(text) - start - size + 1} from the end"
         if start >= _BEFORE:
             yield f"after {' '.join(text[start - _BEFORE : start])!r}"
+
+
+def _is_long(answer: Sequence[str]) -> bool:
+    """Whether the letters of an answer are not between others by chance."""
+    joined = "".join(answer)
+    return len(joined) >= (_GLUED_DIGITS if joined.isdecimal() else _GLUED)
 
 
 def _plain(action: str) -> str:

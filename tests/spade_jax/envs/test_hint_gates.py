@@ -1,5 +1,6 @@
 """A hint that plays the game for the player is refused by the gate it fails at."""
 
+import random
 from typing import Any
 
 import pytest
@@ -64,6 +65,9 @@ def test_a_hint_about_the_rule_is_shown(shared):
         (None, "hint", "no hint"),
         ("", "hint", "no hint"),
         ("word " * 41, "hint", "41 words"),
+        ("想" * 41, "hint", "41 words"),
+        ("→" * 41, "hint", "41 words"),
+        ("-" * 481, "hint", "481 characters; at most 480"),
         ("Say \\boxed{pull amber}", "hint", "boxed"),
         ("```\ncode\n```", "hint", "code"),
         # the order of seed 0, the only one of the fourteen
@@ -186,6 +190,53 @@ def test_a_player_that_copies_from_hint_and_replies_is_tried(shared):
     assert verdict(
         shared, "Speak like a friend of elves would; then read the plate.", public
     ).admitted
+
+
+SAFE = '''import random
+
+
+class SafeEnv:
+    """Digits in a row, one a turn."""
+
+    SIGNS = "0123456789"
+
+    def reset(self, seed):
+        rng = random.Random(seed)
+        self.code = [rng.choice(self.SIGNS) for _ in range(4)]
+        self.at = 0
+        return "Four of ten signs, one a turn.", {}
+
+    def step(self, action):
+        self.at = self.at + 1 if action == self.code[self.at] else 0
+        won = self.at == 4
+        return "Open." if won else "Click." if self.at else "Clank.", float(won), won, False, {}
+
+    def solution(self):
+        return self.code
+'''
+ARROWS = SAFE.replace("0123456789", "←↑→↓↔↕↖↗↘↙")
+
+
+@pytest.mark.parametrize(
+    ("program", "hint"),
+    [
+        (SAFE, "The code is {0}{1}{2}{3}, one digit a turn."),
+        (SAFE, "The digits are {4}, then {5}, then {6}, then {7}."),
+        (SAFE, "先按{0}再按{1}再按{2}再按{3}。"),
+        (SAFE, "Begin at {0}{1}; {2}{3} is the rest."),
+        (ARROWS, "{0} then {1} then {2} then {3}"),
+        (ARROWS, "{0}{1}{2}{3}"),
+    ],
+)
+def test_other_spellings_of_the_answer_are_the_answer(shared, program: str, hint: str):
+    names = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+    signs = "0123456789" if program is SAFE else "←↑→↓↔↕↖↗↘↙"
+    rng = random.Random(7)
+    code = [rng.choice(signs) for _ in range(4)]
+    told = hint.format(*code, *(names[signs.index(sign)] for sign in code))
+    found = verdict(shared, told, program, solution_seeds=[7], probe_seeds=[7])
+    assert (found.gate, found.measures) == ("hint_leak", {}), found
+    assert verdict(shared, told, program, solution_seeds=[8], probe_seeds=[9]).admitted
 
 
 BY_NAME = (  # of seed 7

@@ -164,3 +164,24 @@ def test_what_a_text_hands_over_of_the_actions():
 def test_a_text_shows_a_piece_with_any_ending():
     assert leaks.shows("Pulled at last.", "pull") and leaks.shows("K42", "42")
     assert not leaks.shows("They pass by.", "ass") and not leaks.shows("Gone.", "go")
+
+
+def test_a_text_joins_actions_that_it_cuts_into_other_words():
+    digits = ["5", "2", "6"]
+    assert leaks.joins("The code is 526, one digit a turn.", digits)
+    assert leaks.joins("52-6", digits) and leaks.joins("fifty-two, six", digits)
+    assert not leaks.joins("526", digits[:2]) and not leaks.joins("5 and 2 and 6", digits)
+    assert leaks.joins("Press abed.", ["a", "b", "e", "d"])
+    assert not leaks.joins("A bed.", ["a", "b", "e", "d"])  # four letters stand in any text
+    assert leaks.joins("am berr-ed", ["amber", "red"])
+
+
+@pytest.mark.parametrize("form", ["Code {0}{1}{2}{3}.", "It is {4}, {5}, {6} and {7}."])
+def test_a_code_of_digits_is_told_in_one_number_or_in_words(form: str):
+    names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    codes = [list(str(4321 + 577 * n)) for n in range(9)]
+    shown = [
+        "hm " * n + form.format(*code, *(names[int(digit)] for digit in code))
+        for n, code in enumerate(codes)
+    ]
+    assert told(shown, codes)[0] == 1.0
