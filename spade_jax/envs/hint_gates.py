@@ -15,7 +15,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 
-from spade_jax.envs import leaks
+from spade_jax.envs import forms, leaks
 from spade_jax.envs.admit import UNHELPFUL
 from spade_jax.envs.pool import Pool
 from spade_jax.envs.trial import (
@@ -68,9 +68,9 @@ async def admit_hint(
     try:
         text = _form(hint, max_words)
         trial.passed(Gate.HINT)
-        legal = await _leak(trial, text)
+        solved = await _leak(trial, text)
         trial.passed(Gate.HINT_LEAK)
-        await _copy(trial, text, legal)
+        await _copy(trial, text, solved)
         trial.passed(Gate.HINT_COPY)
     except Refused as refusal:
         return trial.verdict(refusal)
@@ -90,8 +90,8 @@ def _form(hint: str | None, max_words: int) -> str:
     return hint
 
 
-async def _leak(trial: Trial, hint: str) -> list[str]:
-    """The gate `hint_leak`; returns every action that wins somewhere.
+async def _leak(trial: Trial, hint: str) -> dict[int, Solved]:
+    """The gate `hint_leak`; returns what wins, by seed.
 
     A long answer in the hint is refused on a single seed; a short one, or one with other words in
     between, stands there by chance as well and is refused on as many as thoughtless play may win.
@@ -112,8 +112,9 @@ async def _leak(trial: Trial, hint: str) -> list[str]:
     )
     if (frac := told / len(solved)) > trial.max_win_frac:
         raise Refused(Gate.HINT_LEAK, f"hint names the winning actions of {frac:.0%} of the seeds")
-    await _secrets(trial, hint, dict(zip(trial.seeds, solved, strict=True)))
-    return list(dict.fromkeys(action for each in solved for action in each.played))
+    by_seed = dict(zip(trial.seeds, solved, strict=True))
+    await _secrets(trial, hint, by_seed)
+    return by_seed
 
 
 async def _secrets(trial: Trial, hint: str, solved: Mapping[int, Solved]) -> None:
@@ -165,11 +166,12 @@ def _same_everywhere(solutions: Sequence[Sequence[str]]) -> set[str]:
     return functools.reduce(set.intersection, (set(leaks.said(each)) for each in solutions))
 
 
-async def _copy(trial: Trial, hint: str, legal: Sequence[str]) -> None:
+async def _copy(trial: Trial, hint: str, solved: Mapping[int, Solved]) -> None:
     """The gate `hint_copy`: players that say, over and over, the actions that the hint names, its
     words, its quotes, its clauses or all of it, each with and without what replies show in between,
-    and one that draws from all these at random."""
-    named = leaks.named(hint, legal)
+    one that draws from all these at random, and one that calls tools with its words."""
+    legal = dict.fromkeys(action for each in solved.values() for action in each.played)
+    named = leaks.named(hint, list(legal))
     clauses = [clause for part in _CLAUSE.split(hint) if (clause := part.strip(" \"'`"))]
     scripts = (named, tokens(hint), _QUOTED.findall(hint), clauses, [hint])
     candidates = [action for script in scripts for action in script]
@@ -182,6 +184,11 @@ async def _copy(trial: Trial, hint: str, legal: Sequence[str]) -> None:
         *(wander(trial, seed, candidates, observe=False) for seed in trial.probe_seeds)
     )
     _judge(trial, plays, "drawing from the hint at random")
+    said = tokens(hint)
+    calls = {s: forms.actions(solved[s].play.observation, said) for s in trial.probe_seeds}
+    if all(calls.values()):
+        plays = await asyncio.gather(*(repeat(trial, seed, calls[seed]) for seed in calls))
+        _judge(trial, plays, "calling tools with words of the hint")
 
 
 def _judge(trial: Trial, plays: Sequence[Play | Fault], how: str) -> None:

@@ -270,6 +270,50 @@ def test_a_plan_without_values_is_shown(shared):
         assert verdict(shared, plan, LOAN_DESK, probe_seeds=seeds, solution_seeds=seeds).admitted
 
 
+DEPOT = """from tool_task import ToolError, ToolTask, tool
+
+
+class DepotEnv(ToolTask):
+    \"\"\"A key to be found; a word that the program does not tell does as well.\"\"\"
+
+    MAX_CALLS = 3
+    TOOLS = [
+        tool("find", "Find the key of a box.", box="string"),
+        tool("release", "Release a box by its key.", key="integer"),
+        tool("service", "For the staff.", level="integer", word="string"),
+    ]
+
+    def prepare(self, rng):
+        self.key, self.done = rng.randint(1000, 9999), False
+        self.ask("Please release my box.", until=lambda: self.done)
+
+    def tool_find(self, box):
+        return self.key
+
+    def tool_release(self, key):
+        if key != self.key:
+            raise ToolError("wrong key")
+        self.done = True
+
+    def tool_service(self, level, word):
+        self.done = (level, word) == (2, "xyzzy")
+
+    def solution(self):
+        return [self.call("release", key=self.key)]
+"""
+
+
+@pytest.mark.parametrize(
+    "hint",
+    ["Use the service tool, at level 2 with the word xyzzy.", "With 'xyzzy', service and 1, 2, 3."],
+)
+def test_a_player_that_calls_tools_with_words_of_the_hint_is_tried(shared, hint: str):
+    found = verdict(shared, hint, DEPOT)
+    assert (found.gate, found.measures) == ("hint_copy", {"hint_copy_win_frac": 1.0}), found
+    assert "calling tools" in found.reason
+    assert verdict(shared, "Find the box, and release it by the key that you find.", DEPOT).admitted
+
+
 @pytest.mark.parametrize(
     ("overrides", "gate"),
     [({"solution_seeds": (), "probe_seeds": ()}, "hint_leak"), ({"probe_seeds": ()}, "hint_copy")],
