@@ -35,6 +35,8 @@ MAY_WATCH_THE_CLOCK = (
     "spade_jax.roles.endpoint",  # a server that may never answer; the policy's designs have none
     "spade_jax.roles.docstrings",  # a package that hangs while it is imported, before the run
     "spade_jax.stopping",  # to look whether the run must stop; what waits is not given up
+    "spade_jax.preemption",  # to ask for a notice, in a thread of its own
+    "spade_jax.heartbeat",  # to find out whether the other processes live
 )
 SELF_PLAY = (
     "spade_jax.selfplay",

@@ -21,7 +21,8 @@ Gates, in order; the first that refuses names the verdict:
     no_op        doing nothing wins on few of the probe seeds
     constant     repeating one action, or what the program's text holds, wins on few of the probe
                  seeds
-    random       drawing actions from the words on show wins on few of the probe seeds
+    random       drawing actions from the words on show wins on few of the probe seeds, and it is
+                 not chance which of several choices wins
 A gate that cannot run refuses. A refusal by `infrastructure` is not the program's doing: nobody
 earns or pays for it. Environments that were not generated here have no solution to ask for and
 pass the gates of `PUBLIC` alone (`admit_public`), and `criteria` if they have messages; the others
@@ -35,6 +36,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 
 from spade_jax.envs import leaks, screen, thoughtless, tool_gate
+from spade_jax.envs.luck import luck
 from spade_jax.envs.pool import Pool
 from spade_jax.envs.similarity import near_duplicate
 from spade_jax.envs.trial import (
@@ -137,6 +139,8 @@ async def admit(
         await thoughtless.constant(trial, plays, screen.literals(tree))
         _unlike(strangers)
         await thoughtless.random(trial, plays)
+        await luck(trial, plays)
+        trial.passed(Gate.RANDOM)
     except Refused as refusal:
         return trial.verdict(refusal)
     return trial.verdict(None)

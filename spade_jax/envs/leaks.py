@@ -1,32 +1,49 @@
 """Whether a text tells the answer of an instance: a first observation, or a hint.
 
-Texts and answers are compared as words, without case and punctuation. What a player could work out
-is not judged here, and an answer that has to be decoded (reversed, as a sum) is not found: that is
-a task, if a poor one.
+Texts and answers are compared as words, as `wording` reads them. What a player could work out is
+not judged here, and an answer that has to be decoded (reversed, as a sum) is not found: that is a
+task, if a poor one. Of an action that calls tools, only what it fills in counts: the values of the
+arguments and the answer. The form of a call is public, and no prose holds it.
 """
 
 import itertools
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from spade_jax.envs import tool_calls
+from spade_jax.envs.wording import words
 
 LONG = 3  # words from which an answer is not in a text by chance
 _FIXED_FRAC = 0.5  # share of the instances that a short answer may stand at one place in
 _SPREAD_FRAC = 0.9  # and each word of a long one at a place of its own
 _BEFORE = 2  # words that make a place
 _GLUED = 6  # letters from which an answer is not between others by chance
+_GLUED_DIGITS = 3  # and digits
 _MAX_PLACES = 100  # of an answer in one observation, which may be all made of it
-_WORD = re.compile(r"\w+")
+_PIECE = re.compile(r"[^\W\d_]+|\d+")  # of a word: K42 is a letter and a number
+CHANCE = 3  # characters from which a piece of a word is not in a text by chance
 
 
-def words(text: str) -> list[str]:
-    """The words of a text, in lower case."""
-    return _WORD.findall(text.lower())
+def values(action: str) -> list[str] | None:
+    """What an action fills into calls of tools: its arguments and answer; None if it makes none."""
+    move = tool_calls.parse(action)
+    calls = [call for call in move.calls if isinstance(call, tool_calls.Call)]
+    if not calls and move.answer is None:
+        return None
+    filled = [value for call in calls for value in _scalars(call.arguments)]
+    return filled if move.answer is None else [*filled, move.answer]
+
+
+def said(actions: Sequence[str]) -> list[str]:
+    """The words of actions, without the form of calls."""
+    return [word for action in actions for word in words(_plain(action))]
 
 
 def contains(text: str, actions: Sequence[str]) -> bool:
     """Whether a text holds all the actions, word for word and one after the other."""
-    wanted = _line(words(" ".join(actions)))
+    wanted = _line(said(actions))
     return wanted != " " and wanted in _line(words(text))
 
 
@@ -34,7 +51,7 @@ def names_in_order(text: str, actions: Sequence[str]) -> bool:
     """Whether a text holds every action, word for word and in order, with other words between."""
     line, start = _line(words(text)), 0
     for action in actions:
-        wanted = _line(words(action))
+        wanted = _line(said([action]))
         found = line.find(wanted, start)
         if found < 0 or wanted == " ":
             return False
@@ -42,14 +59,58 @@ def names_in_order(text: str, actions: Sequence[str]) -> bool:
     return bool(actions)
 
 
+def joins(text: str, actions: Sequence[str]) -> bool:
+    """Whether a text holds all actions in a row, cut into words in another way: as one word, or,
+    if they are long, with any spaces and signs between their letters."""
+    told, answer = words(text), said(actions)
+    joined = "".join(answer)
+    return (len(answer) >= LONG and joined in told) or (
+        _is_long(answer) and joined in "".join(told)
+    )
+
+
+def fills_in(text: str, actions: Sequence[str], public: Iterable[str]) -> bool:
+    """Whether a text holds, in any order, every value that calls of tools need and nothing public
+    tells; `public` are words that are known anyway."""
+    known = frozenset(public)
+    filled = [words(value) for action in actions for value in values(action) or ()]
+    hidden = [value for value in filled if not known.issuperset(value)]
+    line = _line(words(text))
+    return bool(hidden) and all(_line(value) in line for value in hidden)
+
+
+def pieces(told: Iterable[str]) -> list[str]:
+    """The runs of letters and of digits that words are made of, each once."""
+    return list(dict.fromkeys(_PIECE.findall(" ".join(told))))
+
+
+def handed_over(text: str, actions: Sequence[str]) -> list[str]:
+    """The pieces of the actions' words that a text holds, long ones between other letters too."""
+    told = words(text)
+    known, glued = frozenset(pieces(told)), "".join(told)
+    return [
+        piece
+        for piece in pieces(said(actions))
+        if piece in known or (len(piece) >= _GLUED and piece in glued)
+    ]
+
+
+def shows(text: str, piece: str) -> bool:
+    """Whether a text shows a piece, or with another ending if it is no short one."""
+    shown = pieces(words(text))
+    return piece in shown or (
+        len(piece) >= CHANCE and any(each.startswith(piece) for each in shown)
+    )
+
+
 def named(text: str, actions: Sequence[str]) -> list[str]:
     """Those of the actions that the text names, as it names them one after the other."""
-    known = {tuple(words(action)): action for action in reversed(actions)}
+    known = {tuple(said([action])): action for action in reversed(actions)}
     longest = max((len(key) for key in known), default=0)
-    said, found, start = words(text), [], 0
-    while start < len(said):
-        sizes = range(min(longest, len(said) - start), 0, -1)
-        keys = (tuple(said[start : start + size]) for size in sizes)
+    told, found, start = words(text), [], 0
+    while start < len(told):
+        sizes = range(min(longest, len(told) - start), 0, -1)
+        keys = (tuple(told[start : start + size]) for size in sizes)
         key = next((key for key in keys if key in known), None)
         if key is not None:
             found.append(known[key])
@@ -78,7 +139,7 @@ def told_frac(
     hidden = {
         seed: "".join(answer)
         for seed, answer in answers.items()
-        if sum(map(len, answer)) >= _GLUED and _line(answer) not in lines[seed]
+        if _is_long(answer) and _line(answer) not in lines[seed]
     }
     found.append((_beyond_chance(hidden, glued) / len(solutions), "letter for letter"))
     for (count, how), least_frac in (
@@ -141,16 +202,16 @@ def _at_their_places(
 def _answers(solutions: Mapping[int, Sequence[str]]) -> dict[int, list[str]]:
     """Of each solution the words at places where solutions differ; all words if not all are of one
     length."""
-    said = {seed: words(" ".join(solution)) for seed, solution in solutions.items()}
-    if len({len(answer) for answer in said.values()}) == 1:
-        columns = zip(*said.values(), strict=True)
+    whole = {seed: said(solution) for seed, solution in solutions.items()}
+    if len({len(answer) for answer in whole.values()}) == 1:
+        columns = zip(*whole.values(), strict=True)
         differ = [len(set(column)) > 1 for column in columns]
         if any(differ):
             return {
                 seed: [word for word, kept in zip(answer, differ, strict=True) if kept]
-                for seed, answer in said.items()
+                for seed, answer in whole.items()
             }
-    return {seed: answer for seed, answer in said.items() if answer}
+    return {seed: answer for seed, answer in whole.items() if answer}
 
 
 def _places(text: Sequence[str], answer: Sequence[str]) -> Iterator[str]:
@@ -175,6 +236,26 @@ def _described(text: Sequence[str], size: int, starts: Iterable[int]) -> Iterato
         yield f"as word {len(text) - start - size + 1} from the end"
         if start >= _BEFORE:
             yield f"after {' '.join(text[start - _BEFORE : start])!r}"
+
+
+def _is_long(answer: Sequence[str]) -> bool:
+    """Whether the letters of an answer are not between others by chance."""
+    joined = "".join(answer)
+    return len(joined) >= (_GLUED_DIGITS if joined.isdecimal() else _GLUED)
+
+
+def _plain(action: str) -> str:
+    filled = values(action)
+    return action if filled is None else " ".join(filled)
+
+
+def _scalars(value: Any) -> Iterator[str]:
+    """The texts, numbers and flags within an argument, as prose would write them."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _scalars(item)
+    elif value is not None:
+        yield str(value)
 
 
 def _line(parts: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ give the same plays. A play that cannot be finished is a `Fault`, data for the g
 import itertools
 import random
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -134,16 +134,6 @@ def limit(trial: Trial, gate: Gate, frac: float, how: str) -> None:
         )
 
 
-async def solution(trial: Trial, seed: int) -> list[str] | Fault:
-    """What an instance that has just been reset says wins."""
-    instance = await trial.open(seed)
-    if isinstance(instance, Fault):
-        return instance
-    actions = await instance.solution()
-    await instance.close()
-    return actions
-
-
 async def solve(trial: Trial, seed: int, replica: int) -> Solved | Fault:
     """Ask one instance for its solution; try it on another, which asking cannot have prepared."""
     instance = await trial.open(seed, replica)
@@ -159,21 +149,8 @@ async def solve(trial: Trial, seed: int, replica: int) -> Solved | Fault:
 
 async def replay(trial: Trial, seed: int, actions: Iterable[str], replica: int) -> Play | Fault:
     """Play fixed actions until they or the episode end."""
-    instance = await trial.open(seed, replica)
-    if isinstance(instance, Fault):
-        return instance
-    replies: list[Reply] = []
-    try:
-        for action in actions:
-            reply = await instance.step(action)
-            if isinstance(reply, Fault):
-                return reply
-            replies.append(reply)
-            if reply.terminated or reply.truncated:
-                break
-    finally:
-        await instance.close()
-    return Play(instance.observation, tuple(replies))
+    left = iter(actions)
+    return await _play(trial, seed, replica, lambda _: next(left, None))
 
 
 async def repeat(trial: Trial, seed: int, actions: Sequence[str]) -> Play | Fault:
@@ -187,17 +164,52 @@ async def wander(
 ) -> Play | Fault:
     """Play actions drawn at random from the candidates and, unless `observe` is off, from the words
     that the observations show."""
-    instance = await trial.open(seed)
-    if isinstance(instance, Fault):
-        return instance
     rng = random.Random(f"{trial.rng_seed} {seed}")
     known = dict.fromkeys(candidates)
+    turns = itertools.count()
+
+    def say(shown: str) -> str | None:
+        if next(turns) == trial.max_turns:
+            return None
+        known.update(dict.fromkeys(tokens(shown) if observe else ()))
+        return rng.choice(list(known)[-_MAX_CANDIDATES:] or list(GENERIC))
+
+    return await _play(trial, seed, 0, say)
+
+
+async def echo(trial: Trial, seed: int, script: Sequence[str]) -> Play | Fault:
+    """Play the script over and over, but before it goes on each word of a reply that no reply has
+    shown before, the last one first."""
+    heard: set[str] = set()
+    waiting: list[str] = []
+    cycled = itertools.cycle(script)
+    turns = itertools.count()
+
+    def say(shown: str) -> str | None:
+        turn = next(turns)
+        new = [word for word in dict.fromkeys(tokens(shown)) if word not in heard]
+        heard.update(new)
+        if turn:
+            waiting.extend(new)
+        if turn == trial.max_turns:
+            return None
+        return waiting.pop() if waiting else next(cycled)
+
+    return await _play(trial, seed, 0, say)
+
+
+async def _play(
+    trial: Trial, seed: int, replica: int, say: Callable[[str], str | None]
+) -> Play | Fault:
+    """Play what `say` answers to each observation, until it has no answer or the episode ends."""
+    instance = await trial.open(seed, replica)
+    if isinstance(instance, Fault):
+        return instance
     replies: list[Reply] = []
     shown = instance.observation
     try:
-        for _ in range(trial.max_turns):
-            known |= dict.fromkeys(tokens(shown) if observe else ())
-            reply = await instance.step(rng.choice(list(known)[-_MAX_CANDIDATES:] or list(GENERIC)))
+        while (action := say(shown)) is not None:
+            reply = await instance.step(action)
             if isinstance(reply, Fault):
                 return reply
             replies.append(reply)

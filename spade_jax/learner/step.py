@@ -355,8 +355,8 @@ class Learner:
 
 def _distance(found: Params, start: Params) -> Float[Array, ""]:
     """Norm of the difference over that of `start`, in float32 whatever the weights are."""
-    found, start = optax.tree.cast(found, jnp.float32), optax.tree.cast(start, jnp.float32)
-    return optax.tree.norm(jax.tree.map(jnp.subtract, found, start)) / optax.tree.norm(start)
+    moved = jax.tree.map(lambda a, b: jnp.float32(a) - jnp.float32(b), found, start)
+    return optax.tree.norm(moved) / optax.tree.norm(jax.tree.map(jnp.float32, start))
 
 
 def device_memories(mesh: Mesh) -> list[str]:

@@ -3,7 +3,8 @@ untrusted; nothing here executes it.
 
 Text inside a thinking block is never obeyed, and among several candidates the last complete one
 counts, so that quoting the instructions or drafting an answer does not act on the quote (reference
-weakness 24).
+weakness 24). Reading takes time linear in the length of the text, however often it opens what it
+never closes: an endpoint may send megabytes.
 """
 
 import ast
@@ -14,9 +15,7 @@ import warnings
 from spade_jax.envs.api import MAX_PROGRAM_BYTES
 from spade_jax.envs.tool_calls import outside_thinking
 
-_FENCE = re.compile(r"^```python[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
-_HINT_FENCE = re.compile(r"^```hint[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
-_ANY_FENCE = re.compile(r"^```\w*[ \t]*\n(.*?)^```[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^```(\w*)[ \t]*$", re.MULTILINE)
 _BOX = "\\boxed{"
 _GROUP = re.compile(r"(?<!\{)\{([^{}]*)\}(?!\})")  # braces without others in them, not doubled
 _MAX_REPAIRS = 20  # lines of a program whose braces are doubled
@@ -27,8 +26,19 @@ def program(completion: str) -> str | None:
 
     Whether it is a class with the right methods is the gate `parse`'s to say.
     """
-    fences = _FENCE.findall(outside_thinking(completion))
-    return repair_braces(fences[-1]) if fences and fences[-1].strip() else None
+    source = _last_block(outside_thinking(completion), "python")
+    return repair_braces(source) if source and source.strip() else None
+
+
+def _last_block(text: str, label: str | None) -> str | None:
+    """Content of the last complete block whose fence has this label, or any; None without one."""
+    start, found = None, None
+    for fence in _FENCE.finditer(text):
+        if start is not None and not fence[1]:
+            start, found = None, text[start : fence.start()]
+        elif start is None and label in (None, fence[1]):
+            start = fence.end() + 1  # after the line break
+    return found
 
 
 def repair_braces(source: str) -> str:
@@ -73,8 +83,7 @@ def _doubled(group: re.Match[str]) -> str:
 
 def written_hint(completion: str) -> str | None:
     """Text in the last complete ```hint fence outside thinking, or None."""
-    fences = _HINT_FENCE.findall(outside_thinking(completion))
-    return fences[-1].strip() or None if fences else None
+    return (_last_block(outside_thinking(completion), "hint") or "").strip() or None
 
 
 def verdict(completion: str) -> bool | None:
@@ -87,14 +96,18 @@ def action(completion: str) -> str | None:
     without one.
     """
     text = outside_thinking(completion)
-    start = text.rfind(_BOX)
-    while start >= 0:
-        depth = 0
-        for index in range(start + len(_BOX) - 1, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[index], 0)
-            if depth == 0:
-                return text[start + len(_BOX) : index].strip()
-        start = text.rfind(_BOX, 0, start)
+    open_at, close_at = text.rfind("{"), text.rfind("}")
+    closing: list[int] = []  # braces that the ones before them may match
+    while open_at >= 0:
+        if close_at > open_at:
+            closing.append(close_at)
+            close_at = text.rfind("}", 0, close_at)
+            continue
+        if closing:
+            end = closing.pop()
+            if text.endswith(_BOX, 0, open_at + 1):
+                return text[open_at + 1 : end].strip()
+        open_at = text.rfind("{", 0, open_at)
     return None
 
 
@@ -103,8 +116,8 @@ def hint(completion: str) -> str | None:
     nothing is left.
     """
     text = outside_thinking(completion).strip()
-    fences = _ANY_FENCE.findall(text + "\n")
-    candidate = fences[-1].strip() if fences else text
+    block = _last_block(text, None)
+    candidate = text if block is None else block.strip()
     if candidate.startswith("{"):
         try:
             value = json.loads(candidate)

@@ -69,6 +69,28 @@ class LotteryEnv:
         return [next(t for t in tries if random.Random(f"{self.salt}/{t}").random() < 0.5)]
 """
 
+WHEEL = """import random
+
+class WheelEnv:
+    def reset(self, seed):
+        self.code, self.left = random.Random(seed).randint(10000, 99999), 6
+        return f"Table {self.code} is open. Say a colour and then the table's number.", {}
+
+    def step(self, action):
+        words = action.split()
+        self.left -= 1
+        if len(words) != 2 or words[1] != str(self.code):
+            return "A colour and the table's number, please.", 0.0, False, self.left <= 0, {}
+        drawn = random.Random(f"{self.code}/{words[0]}").random()
+        won = drawn < 0.5
+        return f"The wheel stops at {drawn:.3f}.", float(won), True, False, {}
+
+    def solution(self):
+        names = [f"{shade}{colour}" for shade in "abcd" for colour in ("red", "blue", "green")]
+        wins = [n for n in names if random.Random(f"{self.code}/{n}").random() < 0.5]
+        return [f"{(wins or names)[0]} {self.code}"]
+"""
+
 UNSEEDED = COIN.replace("self.heads or", "random.random() < 0.5 or").replace("CoinEnv", "DiceEnv")
 
 CONSTANT = """import random
@@ -144,12 +166,12 @@ FRAUDS = {
     "constant": CONSTANT,
     "anything": ANYTHING,
 }
-PROGRAMS = FRAUDS | {"dead": DEAD.program, "search": SEARCH}
+PROGRAMS = FRAUDS | {"wheel": WHEEL, "dead": DEAD.program, "search": SEARCH}
 
 
 class Reciter:
-    """An engine that recites the programs in turn, halves the well's depth in every other play, and
-    says the same in every other game.
+    """An engine that recites the programs in turn, halves the well's depth in every other play,
+    bets on one colour after the other, and says the same in every other game.
     """
 
     def __init__(self, chat):
@@ -177,6 +199,10 @@ class Reciter:
                 low = max([10, *(int(n) + 1 for n, word in tried if word == "short")])
                 high = min([99, *(int(n) - 1 for n, word in tried if word == "long")])
                 return f"hm \\boxed{{{(low + high) // 2}}}"
+        if "Say a colour" in prompt:
+            self.plays += 1
+            table = re.findall(r"Table (\d+)", prompt)[-1]
+            return f"hm \\boxed{{colour{self.plays % 7} {table}}}"
         return "hm \\boxed{zebra}"
 
 
@@ -221,7 +247,8 @@ def test_frauds_are_refused(chat):
     gates = {name: designs[name].verdict.gate for name in PROGRAMS}
     assert gates["dead"] == gates["search"] == "", designs
     assert {name for name, gate in gates.items() if gate} >= FRAUDS.keys() - {"constant"}
-    for name in FRAUDS:
+    assert gates["wheel"] == "random"
+    for name in (*FRAUDS, "wheel"):
         assert advantages[name] <= advantages["dead"] < advantages["search"], (name, rewards)
 
 
@@ -243,3 +270,9 @@ def test_frauds_that_are_admitted_earn_no_more_than_a_dead_game(chat):
     by_name = dict(zip([n for n in PROGRAMS if designs[n].verdict.admitted], paid, strict=True))
     assert by_name["constant"].reward > by_name["dead"].reward == 0.0
     assert by_name["coin"].reward > 0.0
+
+
+def test_a_coin_behind_an_action_that_fits_the_form_is_for_admission_to_refuse(chat):
+    """Its plays differ within an instance, as those do that skill decides: no reward can tell."""
+    _, rewards, _, _ = played_out(chat, 1.0)
+    assert rewards["wheel"] > 0.1 > rewards["dead"]

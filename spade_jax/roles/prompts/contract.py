@@ -47,6 +47,8 @@ action looks and costs a turn.
 single action, one who says every word and number that stands in your program, one who repeats \
 what won on another seed, one who draws words at random from what is on display. Let a wrong \
 action cost something: turns that are short, supplies, or the game.
+- Nothing is decided by chance: what wins follows from what is shown, and another choice in its \
+place does not win in one game and lose in the next.
 - The first observation must not hold the winning actions in a row, and no answer to a senseless \
 action may tell them.
 - What is shown after good actions must differ from what is shown after senseless ones, and must \

@@ -33,7 +33,8 @@ MEANINGS: dict[str, str] = {
     Gate.RANDOM: "saying words of the observations at random does not win",
     Gate.JUDGE: "a careful reader finds that every goal can be reached",
     Gate.HINT: "there is a hint of a bearable length without code",
-    Gate.HINT_LEAK: "the hint does not hold the winning actions",
+    Gate.HINT_LEAK: "the hint holds neither the winning actions nor a word of them that the player "
+    "cannot come to see",
     Gate.HINT_COPY: "saying the words of the hint does not win",
 }
 """What each test asks for; a refusal by our own side is not told."""
@@ -56,7 +57,7 @@ think in the right direction."""
 GAME_HINT = """Below is the program of a game. The player sees the observations and never the \
 program. Write a hint for the player in one to three sentences, with at most {max_words} words.
 - Say how the game works where the observations do not, how what is hidden can be found out, and \
-what an action looks like.
+what an action looks like, in words that the observations show as well.
 - {scope}
 - Do not give the winning actions or the values that are to be found: whoever only repeats words \
 of the hint must lose.

@@ -5,7 +5,9 @@ import random
 import pytest
 
 from spade_jax.envs import leaks
+from spade_jax.envs.tool_task import ToolTask
 
+call, answer = ToolTask.call, ToolTask.answer
 SHUFFLED = [["amber", "basalt", "cobalt", "dolmen", "ember"] for _ in range(10)]
 for _seed, _words in enumerate(SHUFFLED):
     random.Random(_seed).shuffle(_words)
@@ -108,3 +110,78 @@ def test_named_takes_the_longest_action_at_each_word():
     text = "Go north first; then take key, take a rest, and GO."
     assert leaks.named(text, actions) == ["go north", "take key", "go"]
     assert leaks.named(text, []) == []
+
+
+LENT = [call("lend", item="T19", to="Jun") + call("note", what=["late", 7]), answer(771)]
+
+
+def test_of_a_call_only_what_is_filled_in_is_said():
+    assert leaks.values(LENT[0]) == ["T19", "Jun", "late", "7"]
+    assert leaks.said(LENT) == ["t19", "jun", "late", "7", "771"]
+    assert leaks.values("lend T19 to Jun") is None
+    assert leaks.values("<answer>") is None
+    assert leaks.contains("Say T19, Jun, late, 7 and 771".replace("and ", ""), LENT)
+    assert leaks.named(
+        "pull T5 for Jun, and T7", [call("pull", item=f"T{n}") for n in range(9)]
+    ) == [
+        call("pull", item="T5"),
+        call("pull", item="T7"),
+    ]
+
+
+def test_a_text_fills_calls_in_if_it_holds_what_is_not_public():
+    text = "First 771; the thing is T19, which is late by 7."
+    assert leaks.fills_in(text, LENT, ["jun"])
+    assert not leaks.fills_in(text, LENT, [])
+    assert not leaks.fills_in(text.replace("771", "77"), LENT, ["jun"])
+    assert not leaks.fills_in(text, LENT, leaks.said(LENT))  # nothing is hidden
+    assert not leaks.fills_in("pull amber", ["pull amber"], [])  # no call
+
+
+def test_an_observation_tells_what_calls_need_however_many_they_are():
+    def needed(n: int) -> list[str]:
+        calls = [call("open", box=f"K{n}{letter}") for letter in "ABC"]
+        return [*calls[: 2 + n % 2], answer(f"{n + 500}")]
+
+    solutions = [needed(n) for n in range(10)]
+    shown = [f"{'hm ' * n}Open {' '.join(leaks.said(each))}." for n, each in enumerate(solutions)]
+    assert told(shown, solutions) == (1.0, "word for word")
+    assert told(["Open the boxes."] * 10, solutions)[0] == 0.0
+
+
+def test_what_a_text_hands_over_of_the_actions():
+    actions = ["say Mellon42", "go", call("open", box="K7")]
+    assert leaks.handed_over("go: m.e.l.l.o.n, k, 42 and 7", actions) == [
+        "mellon",
+        "42",
+        "go",
+        "k",
+        "7",
+    ]
+    assert leaks.handed_over("sayings of a melon, 427, open the box", actions) == []
+
+
+def test_a_text_shows_a_piece_with_any_ending():
+    assert leaks.shows("Pulled at last.", "pull") and leaks.shows("K42", "42")
+    assert not leaks.shows("They pass by.", "ass") and not leaks.shows("Gone.", "go")
+
+
+def test_a_text_joins_actions_that_it_cuts_into_other_words():
+    digits = ["5", "2", "6"]
+    assert leaks.joins("The code is 526, one digit a turn.", digits)
+    assert leaks.joins("52-6", digits) and leaks.joins("fifty-two, six", digits)
+    assert not leaks.joins("526", digits[:2]) and not leaks.joins("5 and 2 and 6", digits)
+    assert leaks.joins("Press abed.", ["a", "b", "e", "d"])
+    assert not leaks.joins("A bed.", ["a", "b", "e", "d"])  # four letters stand in any text
+    assert leaks.joins("am berr-ed", ["amber", "red"])
+
+
+@pytest.mark.parametrize("form", ["Code {0}{1}{2}{3}.", "It is {4}, {5}, {6} and {7}."])
+def test_a_code_of_digits_is_told_in_one_number_or_in_words(form: str):
+    names = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+    codes = [list(str(4321 + 577 * n)) for n in range(9)]
+    shown = [
+        "hm " * n + form.format(*code, *(names[int(digit)] for digit in code))
+        for n, code in enumerate(codes)
+    ]
+    assert told(shown, codes)[0] == 1.0

@@ -1,5 +1,8 @@
 """Model text is obeyed only outside thinking, and the last complete candidate counts."""
 
+import subprocess
+import sys
+
 import pytest
 
 from spade_jax.roles import parsing
@@ -143,3 +146,46 @@ def test_a_written_hint_is_the_last_complete_hint_fence(completion, expected):
 )
 def test_a_verdict_is_yes_no_or_none(completion, expected):
     assert parsing.verdict(completion) is expected
+
+
+READ = """
+import sys
+from spade_jax.roles import parsing
+
+name, text = sys.argv[1:]
+print(getattr(parsing, name)(text.encode().decode("unicode_escape") * 2**20))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "opening"),
+    [
+        ("program", "```python\\n"),
+        ("written_hint", "```hint\\n"),
+        ("action", "\\\\boxed{"),
+        ("action", "}{ "),
+        ("verdict", "\\\\boxed{yes {"),
+    ],
+)
+def test_a_million_openings_are_read_in_one_go(name: str, opening: str):
+    """In a process of its own: what looks to the end from each of them takes hours."""
+    run = subprocess.run(
+        [sys.executable, "-c", READ, name, opening], capture_output=True, text=True, timeout=60
+    )
+    assert run.stdout == "None\n", run.stderr
+
+
+@pytest.mark.parametrize(
+    ("completion", "expected"),
+    [
+        ("```python\n```python\nx = 1\n```\n", "```python\nx = 1\n"),  # opens once
+        ("```python\nx = 1\n```text\ny\n```", "x = 1\n```text\ny\n"),  # so no other one closes it
+        ("```python \t\nx = 1\n``` ", "x = 1\n"),
+        ("```python x\nx = 1\n```", None),
+        ("a ```python\nx = 1\n```", None),
+        ("```python\nx = 1\n````", None),
+        ("```python\nx = 1\n```\n```", "x = 1\n"),
+    ],
+)
+def test_a_fence_is_a_line_of_its_own(completion, expected):
+    assert parsing.program(completion) == expected
