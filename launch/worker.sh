@@ -11,6 +11,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 state="$HOME/.spade_jax" # log, pid and exit status of the newest run; the lock is held while it goes on
 log="$state/log"
 mkdir -p "$state"
+METADATA=http://metadata.google.internal/computeMetadata/v1 # what a machine is told of itself
 index=${HOSTNAME##*-w-}
 [[ $index =~ ^[0-9]+$ ]] || index=0
 export PATH="$HOME/.local/bin:$PATH"
@@ -48,15 +49,17 @@ start() {
 
 # Holds the lock as long as the run is there, and keeps its exit status.
 supervise() {
-    local run_dir=$1 cache_dir=$2 code=0
-    shift 2
+    local run_dir=$1 cache_dir=$2 config=$3 code=0
+    shift 3
     exec 8>"$state/lock"
     flock -n 8 || exit 1
     trap '' HUP
     cd "$root"
     export JAX_PLATFORMS=tpu PYTHONUNBUFFERED=1 JAX_COMPILATION_CACHE_DIR="$cache_dir"
     date -u "+spade-jax: worker $index, started at %Y-%m-%dT%H:%M:%SZ"
-    .venv/bin/spade-jax train "$@" --run.dir "$run_dir" --resume-if-any 8>&- &
+    # On a machine that is not spot the address always says FALSE.
+    .venv/bin/spade-jax train "$config" --run.preemption-url "$METADATA/instance/preempted" "$@" \
+        --run.dir "$run_dir" --resume-if-any 8>&- &
     echo $! >"$state/pid"
     wait $! || code=$?
     echo "$code" >"$state/exit"

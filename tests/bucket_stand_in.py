@@ -66,6 +66,8 @@ class Store:
 class SharedStore:
     """The store of another process, through its HTTP server."""
 
+    unreachable = ""
+
     def __init__(self, url: str) -> None:
         self._host = urllib.parse.urlsplit(url).netloc
 

@@ -68,7 +68,10 @@ def test_makes_machines_runs_on_all_workers_and_shows_the_log(stand_in: Any):
     for index in range(2):
         (train,) = stand_in.trains(index)
         assert train == [
-            *("tpu", "gs://bucket/x/jax-cache", "train", "configs/micro.py", "--run.x", odd),
+            *("tpu", "gs://bucket/x/jax-cache", "train", "configs/micro.py"),
+            "--run.preemption-url",
+            "http://metadata.google.internal/computeMetadata/v1/instance/preempted",
+            *("--run.x", odd),
             *("--run.dir", "gs://bucket/x/runs/games", "--resume-if-any"),
         ]
         home = stand_in.folder / f"worker-{index}" / "spade_jax"
