@@ -125,7 +125,7 @@ def _with_spec(sharding: NamedSharding, spec: Sequence[Any]) -> NamedSharding:
 
 
 def _on_device(array: jax.Array) -> jax.Array:
-    """Fetch an array from the memory of the host: programs of accelerators do not compute there."""
+    """Fetch an array from the memory of the host, so that no program has to compute there."""
     sharding = array.sharding
     kind = next(iter(sharding.addressable_devices)).default_memory().kind
     if sharding.memory_kind == kind:
