@@ -19,8 +19,8 @@ _QUOTES = "`^´¨˝|~"  # are symbols to Unicode
 _SMALL_NAMES = """zero one two three four five six seven eight nine ten eleven twelve thirteen
 fourteen fifteen sixteen seventeen eighteen nineteen"""
 _TENS_NAMES = "twenty thirty forty fifty sixty seventy eighty ninety"
-_SMALL = dict(zip(_SMALL_NAMES.split(), range(20), strict=True))
-_TENS = dict(zip(_TENS_NAMES.split(), range(20, 100, 10), strict=True))
+_SMALL: dict[str, int] = dict(zip(_SMALL_NAMES.split(), range(20), strict=True))
+_TENS: dict[str, int] = dict(zip(_TENS_NAMES.split(), range(20, 100, 10), strict=True))
 
 
 def words(text: str) -> list[str]:
