@@ -168,8 +168,8 @@ def _same_everywhere(solutions: Sequence[Sequence[str]]) -> set[str]:
 
 async def _copy(trial: Trial, hint: str, solved: Mapping[int, Solved]) -> None:
     """The gate `hint_copy`: players that say, over and over, the actions that the hint names, its
-    words, its quotes, its clauses or all of it, each with and without what replies show in between,
-    one that draws from all these at random, and one that calls tools with its words."""
+    words, its quotes, its clauses or all of it, the first three also with what replies show in
+    between, one that draws from all these at random, and one that calls tools with its words."""
     legal = dict.fromkeys(action for each in solved.values() for action in each.played)
     named = leaks.named(hint, list(legal))
     clauses = [clause for part in _CLAUSE.split(hint) if (clause := part.strip(" \"'`"))]
@@ -178,6 +178,7 @@ async def _copy(trial: Trial, hint: str, solved: Mapping[int, Solved]) -> None:
     for script in dict.fromkeys(tuple(script) for script in scripts if script):
         plays = await asyncio.gather(*(repeat(trial, seed, script) for seed in trial.probe_seeds))
         _judge(trial, plays, f"saying {str(script)[1:60]}")
+    for script in dict.fromkeys(tuple(script) for script in scripts[:3] if script):
         plays = await asyncio.gather(*(echo(trial, seed, script) for seed in trial.probe_seeds))
         _judge(trial, plays, f"saying what replies show, and {str(script)[1:60]}")
     plays = await asyncio.gather(

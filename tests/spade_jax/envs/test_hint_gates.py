@@ -239,6 +239,12 @@ def test_other_spellings_of_the_answer_are_the_answer(shared, program: str, hint
     assert verdict(shared, told, program, solution_seeds=[8], probe_seeds=[9]).admitted
 
 
+def test_a_phrase_of_words_that_are_all_on_show_is_copied_from_the_hint(shared):
+    phrase = GATE.replace('"mellon"', '"it wants what is behind"')
+    found = verdict(shared, "Say 'it wants what is behind', and then the number.", phrase)
+    assert (found.gate, found.measures) == ("hint_copy", {"hint_copy_win_frac": 1.0}), found
+
+
 BY_NAME = (  # of seed 7
     "Lend with item T196 and visitor Jun, then take back item T696, then item T940, "
     "then order the repair of item T696, then answer 771."
