@@ -4,15 +4,20 @@ designer beside one that moves. Called by test_pairwise.py with `table` or `froz
 folder and one for compiled programs; it ends with 0 if all is as it should be.
 
 Rows that think need a chat template that can, so their policy is a small one of random weights, as
-is that of the rows whose programs come from elsewhere; the others have the shipped weights.
+is that of the rows whose programs come from elsewhere; the others have the shipped weights. None of
+them wins or designs as an option may need it, so in the table's rows three of four designs, and
+their hints, are a program of the library in the policy's place, and each play ends in a return that
+its name decides: every row has environments, and what its designs earn is computed a second time by
+hand (pairwise_rewards.py).
 """
 
 import contextlib
+import itertools
 import json
 import random
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +25,7 @@ import jax
 import numpy as np
 import pytest
 from pairwise import OPTIONS, Row, covering, may_be
+from pairwise_rewards import REFUSED, earned
 
 from models import transformer
 from models.config import TransformerConfig
@@ -29,23 +35,28 @@ from spade_jax.cli import load_config
 from spade_jax.config import Config, DesignerConfig
 from spade_jax.envs import adapters
 from spade_jax.envs.library import FAMILIES, TOOL_FAMILIES
+from spade_jax.envs.library.base import Draw
 from spade_jax.envs.limits import Limits
 from spade_jax.envs.pool import Pool
 from spade_jax.recipes import change
+from spade_jax.roles import agent, digests
 from spade_jax.roles.prompts import HINT_LABEL
 from spade_jax.roles.supply import Problems, Supply, open_supply
 from spade_jax.rollout.chat import Chat
 from spade_jax.rollout.engine import Engine
 from spade_jax.rollout.templates import choose
 from spade_jax.train import train
+from spade_jax.types import Arm, Completion, Episode, Outcome, Stop
 
 ROOT = Path(__file__).resolve().parents[2]
 THINKER = ROOT / "tests" / "golden" / "chat" / "qwen3"
 FAKES = str(ROOT / "tests" / "spade_jax" / "envs" / "adapters" / "fakes")
-TERMS = ("amber", "basalt", "cobalt", "dolmen")
+TERMS = ("amber", "basalt", "cobalt", "dolmen", "ember", "flint", "garnet", "hazel")
 SKILL = {"games": "Logical Deduction", "tools": "Data Retrieval"}
 DESIGN = {"games": "Write a game as one Python", "tools": "Write a tool task as one Python"}
+HINT = "Write a hint for the player"
 PROBLEM = "Doubling"  # of the stand-in for RLVE
+DESIGNS = 4  # of a cycle, the first of them the policy's own
 SMALL = TransformerConfig(
     vocab_size=1024, num_layers=2, embed=32, num_heads=2, num_kv_heads=1, head_dim=16, mlp=32,
     num_experts=2,
@@ -58,20 +69,35 @@ class Seen:
 
     row: Row
     chat: Chat
+    recited: list[Draw] = field(default_factory=list)  # designs to come in the policy's place
+    num_designs: int = 0  # asked for
     written: list[str] = field(default_factory=list)  # designs
     prompts: list[str] = field(default_factory=list)
     ends: list[list[int]] = field(default_factory=list)  # last ids of each prompt
     lines: list[dict[str, Any]] = field(default_factory=list)
     episodes: list[dict[str, Any]] = field(default_factory=list)
+    earned: dict[int, list[float]] = field(default_factory=dict)  # by hand, by step
 
     def designs(self) -> list[str]:
         return [text for text in self.prompts if any(each in text for each in DESIGN.values())]
 
     def hints(self) -> list[str]:
-        return [text for text in self.prompts if "Write a hint for the player" in text]
+        return [text for text in self.prompts if HINT in text]
 
     def has(self, name: str) -> bool:
         return any(name in line for line in self.lines)
+
+    def recite(self, prompt: str) -> str | None:
+        """What is said in the policy's place; None where it speaks for itself."""
+        if any(each in prompt for each in DESIGN.values()) and self.recited:
+            self.num_designs += 1
+            index, own = divmod(self.num_designs - 1, DESIGNS)
+            draw = self.recited[index * (DESIGNS - 1) + own - 1]
+            return f"```python\n{draw.program}```" if own else None
+        if HINT in prompt:
+            code = {digests.code(draw.program).strip(): draw.hint for draw in self.recited}
+            return next((hint for text, hint in code.items() if text in prompt), None)
+        return None
 
 
 def small_weights(folder: Path) -> Path:
@@ -98,6 +124,17 @@ def programs(folder: Path, setting: str) -> Path:
     return folder
 
 
+def library(setting: str) -> list[Draw]:
+    """Different programs for the designs of two cycles, none of them long."""
+    families = FAMILIES if setting == "games" else TOOL_FAMILIES[:5]
+    return [
+        families[index % len(families)].draw(
+            random.Random(index), TERMS[index // len(families) :], "easy"
+        )
+        for index in range(2 * (DESIGNS - 1))
+    ]
+
+
 def config_of(row: Row, scratch: Path, compiled: Path, run_dir: Path) -> Config:
     base = load_config(ROOT / "configs" / "micro.py")
     small = row["thinking"] == "on" or row["source"] != "policy"
@@ -109,7 +146,7 @@ def config_of(row: Row, scratch: Path, compiled: Path, run_dir: Path) -> Config:
         "skills_per_cycle": 1,
         "train": row["designer"] == "trained",
         "source": row["source"],
-        "designs": 1 if row["source"] == "rlve" else 4,
+        "designs": 1 if row["source"] == "rlve" else DESIGNS,
         "delay_steps": 1,
     }
     if row["source"] == "folder":
@@ -129,10 +166,11 @@ def config_of(row: Row, scratch: Path, compiled: Path, run_dir: Path) -> Config:
         hint=thinking
         | {"source": "designer" if row["source"] == "folder" else "policy", "max_tokens": 48},
         agent=thinking
-        | {"plays": 2, "max_observation_tokens": 500}
-        | ({"max_turns": 3, "max_tokens": 16} if small else {"max_turns": 8}),
-        reward={"kind": row["reward"]},
+        | {"plays": 2, "max_observation_tokens": 500, "max_turns": 8}
+        | ({"max_tokens": 16} if small else {}),
+        reward={"kind": row["reward"], "regret_caution": "none"},
         learner={"zero_variance": "keep"},  # so that no luck is needed for an update on both roles
+        batch={"row_tokens": 2048},  # a recited design may be longer than one that is sampled
         corpus={"enabled": row["corpus"] == "on"},
         memory={"size": 200 if row["memory"] == "on" else 0},
         envs={"probe_seeds": 10},
@@ -142,20 +180,37 @@ def config_of(row: Row, scratch: Path, compiled: Path, run_dir: Path) -> Config:
 
 @contextlib.contextmanager
 def listening(seen: Seen) -> Iterator[None]:
-    """Note what the sampler is asked."""
-    generate = Engine.generate
+    """Note what the sampler is asked, and recite."""
+    generate, play = Engine.generate, agent.play
+    chat = seen.chat.with_thinking(seen.row["thinking"] == "on")
 
     async def noted(self: Engine, tokens: Any, params: Any, key: Any) -> Any:
         prompt = seen.chat.decode(tokens)
         seen.prompts.append(prompt)
         seen.ends.append(tokens[-12:].tolist())
+        text = seen.recite(prompt)  # in the order of the requests, not of the replies
         completion = await generate(self, tokens, params, key)
+        if text is not None:
+            ids = chat.finish(text, "hm" if seen.row["thinking"] == "on" else None)
+            sure = np.full(len(ids), -0.01, np.float32)
+            version = completion.policy_version
+            completion = Completion(ids, sure, sure, Stop.STOP_ID, version)
         if any(each in prompt for each in DESIGN.values()):
             seen.written.append(seen.chat.decode(completion.tokens))
         return completion
 
+    async def ended(*given: Any) -> Episode:
+        episode = await play(*given)
+        name = f"{episode.environment_id} {episode.seed} {episode.play_index} {episode.arm}"
+        # hinted plays are won more often, and half a win is none
+        drawn = random.Random(name).randrange(8) + 2 * (episode.arm is Arm.HINTED)
+        value = 1.0 if drawn > 4 else 0.5 if drawn == 4 else 0.0
+        return replace(episode, outcome=Outcome.FINISHED, episode_return=value)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Engine, "generate", noted)
+        if seen.recited:
+            patch.setattr(agent, "play", ended)
         patch.setattr("spade_jax.train.Pool", stand_in_pool)
         patch.setattr("spade_jax.train.open_supply", stand_in_supply)
         yield
@@ -171,14 +226,16 @@ def stand_in_supply(config: DesignerConfig, seed: int) -> Supply | None:
     return Problems.load(config, seed, lambda package: adapters.catalogue(package, [FAKES]))
 
 
-def run(row: Row, config: Config) -> Seen:
+def run(row: Row, config: Config, recited: list[Draw]) -> Seen:
     tokenizer = load_tokenizer(Path(config.run.init_from))
-    seen = Seen(row, Chat(tokenizer, choose(tokenizer)))
+    seen = Seen(row, Chat(tokenizer, choose(tokenizer)), recited)
     with listening(seen):
         folder = train(config)
     seen.lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for path in sorted((folder / "episodes").glob("*.jsonl")):
         seen.episodes += [json.loads(line) for line in path.read_text().splitlines()]
+    if recited:
+        seen.earned = earned(row["reward"], folder, seen.episodes)
     assert [line["progress/step"] for line in seen.lines] == [0, 1, 2]
     assert all(line["sampler/late_compiles_count"] == 0 for line in seen.lines)
     return seen
@@ -201,17 +258,17 @@ def check_designs(seen: Seen) -> None:
             assert "Memory: none\n" in text
     if row["memory"] == "off":
         assert all(line["memory/size_count"] == 0 for line in seen.lines)
-    elif seen.episodes:
+    else:
         assert seen.lines[-1]["memory/size_count"] > 0
-        admitted_first = seen.lines[0]["designer/admitted_count"] > 0
-        if row["source"] == "policy" and admitted_first:
-            assert any("Memory: none\n" not in text for text in designs)
+        if row["source"] == "policy":
+            assert all("Memory: none\n" in text for text in designs[:DESIGNS])
+            assert all("Memory: none\n" not in text for text in designs[DESIGNS:])
 
 
 def check_training(seen: Seen) -> None:
     """Whose tokens are trained on."""
     assert seen.has("loss/designer") == (seen.row["designer"] == "trained")
-    assert seen.has("loss/agent") == bool(seen.episodes)
+    assert seen.has("loss/agent")
 
 
 def check_reward(seen: Seen) -> None:
@@ -219,24 +276,14 @@ def check_reward(seen: Seen) -> None:
     kind = seen.row["reward"]
     hinted = {episode["arm"] for episode in seen.episodes} == {"hinted", "unhinted"}
     compared = kind in ("blend", "regret")
-    if seen.episodes:
-        assert hinted == compared
+    assert hinted == compared
     assert compared or not seen.hints()
-    assert seen.has("designer/regret_mean") == (compared and bool(seen.episodes))
+    assert seen.has("designer/regret_mean") == compared
     told = [text for text in seen.prompts if HINT_LABEL in text]
     assert bool(told) == hinted
-    parts = {
-        "solve_rate": "designer/anchor_mean",
-        "frontier": "designer/frontier_mean",
-        "learning_potential": "designer/learning_potential_mean",
-    }
-    if seen.row["source"] != "policy":  # nothing is punished: rewards are what was measured
-        for line in seen.lines:
-            if kind in parts:
-                assert line.get("designer/reward_mean") == line.get(parts[kind]), line
-            elif "designer/reward_mean" in line:
-                assert 0 <= line["designer/reward_mean"] <= 1
-        assert seen.has("designer/reward_mean"), "no design came due"
+    for step, rewards in {0: [], **seen.earned}.items():
+        logged = seen.lines[step].get("designer/reward_mean")
+        assert logged == (pytest.approx(np.mean(rewards)) if rewards else None), (step, rewards)
 
 
 def check_thinking(seen: Seen) -> None:
@@ -268,13 +315,21 @@ def table(scratch: Path, compiled: Path) -> None:
     seen = []
     for index, row in enumerate(covering(OPTIONS, may_be)):
         print(index, row, flush=True)
-        one = run(row, config_of(row, scratch, compiled, scratch / "runs" / f"row_{index:02d}"))
+        config = config_of(row, scratch, compiled, scratch / "runs" / f"row_{index:02d}")
+        one = run(row, config, library(row["setting"]))
         for check in (check_designs, check_training, check_reward, check_thinking, check_setting):
             check(one)
         seen.append(one)
-    # what hangs on luck in a single row is there in some
-    shown = (text for one in seen for text in one.designs())
-    assert any("Memory: none" not in text for text in shown)
+    # by each reward some designs earned more than others
+    for kind in OPTIONS["reward"]:
+        rewards = [
+            each
+            for one in seen
+            if one.row["reward"] == kind
+            for each in itertools.chain(*one.earned.values())
+            if each != REFUSED
+        ]
+        assert len({round(each, 6) for each in rewards}) > 1, (kind, rewards)
 
 
 def frozen(scratch: Path, compiled: Path) -> None:
@@ -294,7 +349,7 @@ def frozen(scratch: Path, compiled: Path) -> None:
             learner={"lr": lr},
             agent={"plays": 4, "max_turns": 8, "max_tokens": 64},
         )
-        seen[name] = run(row, config)
+        seen[name] = run(row, config, [])
         # there was an update between the two cycles
         assert seen[name].lines[-1]["progress/policy_version"] > 0
         assert len(seen[name].written) == 2 * config.designer.designs
