@@ -155,7 +155,8 @@ def gated(
 
 
 def _halves(gate_up: Array) -> tuple[Array, Array]:
-    gate, up = jnp.split(gate_up.astype(jnp.float32), 2, axis=-1)
+    """Part and then widen: the other way a TPU keeps a float32 copy of both."""
+    gate, up = (half.astype(jnp.float32) for half in jnp.split(gate_up, 2, axis=-1))
     return gate, up
 
 
@@ -171,9 +172,9 @@ def _gated_backward(residuals: tuple[Array, Array], grad: Array):
     wide = grad.astype(jnp.float32)
     of_scale = jnp.sum(wide * gate * share * up, axis=-1)
     wide = wide * scale[:, None]
-    of_gate = wide * up * share * (1.0 + gate * (1.0 - share))
-    both = jnp.concatenate([of_gate, wide * gate * share], axis=-1)
-    return both.astype(gate_up.dtype), of_scale.astype(scale.dtype)
+    halves = wide * up * share * (1.0 + gate * (1.0 - share)), wide * gate * share
+    both = jnp.concatenate([half.astype(gate_up.dtype) for half in halves], axis=-1)  # as above
+    return both, of_scale.astype(scale.dtype)
 
 
 gated.defvjp(_gated_forward, _gated_backward)
