@@ -25,6 +25,7 @@ from sampler_workload import Scripted
 from models.config import TransformerConfig
 
 ROWS = 32
+LEAST_REPEAT = 3  # decodes that are timed at each context
 SHORT, LONG = 16, 80  # tokens of the two completions whose difference is timed
 READ_BYTES = 2**29
 SHORT_PROMPT = 16

@@ -22,6 +22,7 @@ from typing import Any
 import jax
 
 from spade_jax.errors import LostProcess
+from spade_jax.terminal import visible
 
 BEAT_S = 1.0  # between two signs of life of a process
 SILENT_S = 5.0  # without one, it may be lost
@@ -90,7 +91,7 @@ class Heartbeat:
         self._served = time.monotonic()  # when the service answered last
         self._unserved = False  # whether it is gone
         self._ended, self._left = threading.Event(), threading.Event()
-        self._found = threading.Event()
+        self._found, self._exiting = threading.Event(), threading.Lock()
         self._heard = dict.fromkeys(range(count), time.monotonic())  # when each was heard of last
         self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._guarding = threading.Thread(target=self._guard, name="process 0", daemon=True)
@@ -120,7 +121,8 @@ class Heartbeat:
 
     def leave(self, reason: str | None) -> None:
         """Say why, unless another process has said it, and that this one is gone; process 0, which
-        keeps the service, waits until all that live have said so.
+        keeps the service, waits until all that live have said so. Without it this process ends
+        here: jax aborts it before an orderly end of Python, which may take seconds.
         """
         self._ended.set()
         if not self._unserved:
@@ -136,6 +138,8 @@ class Heartbeat:
                     awaited -= self._told("left").keys()
             if self.index == 0:
                 time.sleep(LINGER_S)
+        if self._unserved:
+            self._exit()
         self._left.set()
 
     def _told(self, kind: str) -> dict[int, str]:
@@ -176,15 +180,15 @@ class Heartbeat:
             late = time.monotonic() - self._served
             if late > LOST_S:
                 how = f"nothing was heard of it for {LOST_S:.0f} s"
-            elif late > 2 * BEAT_S and self._is_refused():
+            elif late > 1.5 * BEAT_S and self._is_refused():
                 how = "it no longer listens"
             else:
                 continue
+            self.reason = self.reason or self._lost(0, how)
             self._unserved = True
-            self._end_for(self.reason or self._lost(0, how))
+            self._end_for(self.reason)
             if not self._left.wait(ABORTING_S):
-                self._say()
-                os._exit(LostProcess.exit_code)
+                self._exit()
             return
 
     def _is_refused(self) -> bool:
@@ -212,10 +216,9 @@ class Heartbeat:
         self._end_for(reason)
         # Its main thread may be waiting, in the device or the network, for the one that is lost.
         if not self._ended.wait(GRACE_S + (LINGER_S if self.index == 0 else 0)):
-            self._say()
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 self._client.key_value_set(f"{ROOM}/left/{self.index}", "")
-            os._exit(LostProcess.exit_code)
+            self._exit()
 
     def _end_for(self, reason: str) -> None:
         """Interrupt the main thread, once, unless it is leaving by itself."""
@@ -225,5 +228,9 @@ class Heartbeat:
         if not known and not self.leaving:
             os.kill(os.getpid(), signal.SIGINT)
 
-    def _say(self) -> None:
-        print(f"spade-jax: {self.reason}", file=sys.stderr, flush=True)
+    def _exit(self) -> None:
+        """End this process at once, with the reason as its last line; one thread does."""
+        with self._exiting:
+            print(f"spade-jax: {visible(self.reason)}", file=sys.stderr, flush=True)
+            sys.stdout.flush()
+            os._exit(LostProcess.exit_code)

@@ -74,7 +74,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"models", "spade_jax.learner", "spade_jax.processes"},
     "spade_jax.curriculum": ROLES | {"spade_jax.curriculum"},
     "spade_jax.scoring": SETTINGS | GLOSSARY | {"spade_jax.rewards", "spade_jax.curriculum"},
-    "spade_jax.heartbeat": GLOSSARY,
+    "spade_jax.heartbeat": GLOSSARY | {"spade_jax.terminal"},
     "spade_jax.processes": GLOSSARY | {"models", "spade_jax.heartbeat"},
     "spade_jax.preemption": set(),
     "spade_jax.stopping": GLOSSARY | {"spade_jax.preemption", "spade_jax.processes"},

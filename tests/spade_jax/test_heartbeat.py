@@ -57,18 +57,26 @@ def port(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
         yield listening
 
 
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is not ended at once, but by what a test can see."""
+    monkeypatch.setattr(heartbeat.os, "_exit", sys.exit)
+
+
 def interrupted_after(watch: Heartbeat) -> float:
-    """Seconds until the main thread is interrupted; then it leaves."""
+    """Seconds until the main thread is interrupted; then it leaves, which ends the process."""
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         time.sleep(DEADLINE_S)
     waited = time.monotonic() - began
     watch.leaving = True
-    watch.leave(None)  # asks nothing of the service, and returns
+    with pytest.raises(SystemExit, match="3"):  # asks nothing of the service
+        watch.leave(None)
+    watch._left.set()  # its thread goes with this process, which stays
     return waited
 
 
-def test_a_process_whose_service_is_gone_says_so_and_leaves(service, port):
+def test_a_process_whose_service_is_gone_says_so_and_ends(service, port, exits, capfd):
     watch = Heartbeat(1, 2)
     watch.start()
     time.sleep(0.5)
@@ -77,9 +85,10 @@ def test_a_process_whose_service_is_gone_says_so_and_leaves(service, port):
     port.close()
     assert interrupted_after(watch) < 2.0
     assert watch.reason.startswith("process 0 of 2 is lost: it no longer listens; see its log")
+    assert capfd.readouterr().err == f"spade-jax: {watch.reason}\n"
 
 
-def test_a_service_out_of_reach_is_waited_for_and_then_lost(service, port):
+def test_a_service_out_of_reach_is_waited_for_and_then_lost(service, port, exits):
     watch = Heartbeat(1, 2)
     watch.start()
     service.gone.set()
